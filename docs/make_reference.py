@@ -294,6 +294,7 @@ def _body(name: str, routes: list[str]) -> str:
     schema = _document()["components"]["schemas"][name]
     where = f" Body of {', '.join(routes)}." if routes else ""
     lines = [f"### {name}\n", f"{schema.get('description', '')}{where}\n"]
+    lines += [f"Example: `{json.dumps(example)}`\n" for example in schema.get("examples", ())]
     lines.append("| field | type | default | description |\n|---|---|---|---|")
     for field, kind in schema["properties"].items():
         description = kind.get("description") or _DESCRIPTIONS[field]

@@ -9,16 +9,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from holdfast import events
-from holdfast.client.client import Client
 from holdfast.client.connection import connect
-from holdfast.client.run import RunHandle
-from holdfast.client.session import SessionHandle
-from holdfast.client.shell import ShellHandle
-from holdfast.client.turn import TurnHandle
 from scripts import operations
+from scripts.operations import HANDLES
 
 PAGES = Path(__file__).parent.parent / "docs" / "reference"
-HANDLES: tuple[type[Any], ...] = (Client, SessionHandle, TurnHandle, RunHandle, ShellHandle)
 Function: typing.TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 _COMMON = ("seq", "at", "run_id", "step", "kind")
 

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.config import load_settings
 from holdfast.errors import BadSettings
-from holdfast.policy import Policy, match_policy
+from holdfast.policy import RetentionPolicy, match_policy
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -31,8 +31,10 @@ def test_the_file_and_the_environment_say_the_same(tmp_path: Path, monkeypatch: 
     )
     found = load_settings().retention
     assert found == (
-        Policy(name="legal", agent="*", metadata={"case": 7}, hold=True),
-        Policy(agent="support", idle_days=30, max_age_days=365.5, action="archive", keep_last_runs=100),
+        RetentionPolicy(name="legal", agent="*", metadata={"case": 7}, hold=True),
+        RetentionPolicy(
+            agent="support", idle_days=30, max_age_days=365.5, action="archive", keep_last_runs=100
+        ),
     )
     (tmp_path / "holdfast.toml").unlink()
     monkeypatch.setenv(
@@ -113,9 +115,11 @@ def test_policies_that_contradict_each_other_are_refused(
 
 def test_the_first_that_matches_applies():
     policies = [
-        Policy(name="case", metadata={"case": 1}, hold=True),
-        Policy(name="acme", agent="support", metadata={"tenant": "acme"}, idle_days=9, action="archive"),
-        Policy(name="support", agent="support", idle_days=3, max_age_days=5, action="clean"),
+        RetentionPolicy(name="case", metadata={"case": 1}, hold=True),
+        RetentionPolicy(
+            name="acme", agent="support", metadata={"tenant": "acme"}, idle_days=9, action="archive"
+        ),
+        RetentionPolicy(name="support", agent="support", idle_days=3, max_age_days=5, action="clean"),
     ]
 
     def of(agent: str, metadata: object, *, active: int = 0) -> tuple[str, datetime | None] | None:

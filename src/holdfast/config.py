@@ -18,7 +18,7 @@ from pydantic_settings import (
 from holdfast.errors import BadSettings
 from holdfast.ids import is_token
 from holdfast.logs import LogFormat
-from holdfast.policy import Policy, check_names, parse
+from holdfast.policy import RetentionPolicy, check_names, parse
 
 PREFIX = "HOLDFAST_"
 FILE = Path("holdfast.toml")
@@ -124,7 +124,7 @@ class Settings(BaseSettings):
         7.0,
         description="How long a policy skips a session after it was restored from an archive, unless the policy has its own `rehydrated_days`.",
     )
-    retention: Annotated[tuple[Policy, ...], NoDecode] = Field(
+    retention: Annotated[tuple[RetentionPolicy, ...], NoDecode] = Field(
         (), description="The retention policies, as JSON. The first policy that matches a session applies."
     )
     retention_sweep_seconds: Annotated[float, Field(ge=1)] = Field(
@@ -150,7 +150,7 @@ class Settings(BaseSettings):
 
     @field_validator("retention")
     @classmethod
-    def _check_policy_names(cls, policies: tuple[Policy, ...]) -> tuple[Policy, ...]:
+    def _check_policy_names(cls, policies: tuple[RetentionPolicy, ...]) -> tuple[RetentionPolicy, ...]:
         check_names(policies)
         return policies
 
@@ -227,7 +227,7 @@ def _complaint(place: tuple[int | str, ...], kind: str, message: str) -> str:
     if len(place) > 1:
         message = f"{''.join(f'[{part}]' if isinstance(part, int) else f'.{part}' for part in place[1:])}: {message}"
         if kind == "extra_forbidden":
-            message += f"; valid fields: {', '.join(Policy.model_fields)}"
+            message += f"; valid fields: {', '.join(RetentionPolicy.model_fields)}"
     elif kind == "extra_forbidden":
         return (
             f"Unknown setting in {FILE}: {name}. Known settings: {', '.join(sorted(Settings.model_fields))}."

@@ -20,7 +20,7 @@ _Days: TypeAlias = Annotated[float, Field(gt=0, le=36500, allow_inf_nan=False)]
 _Value: TypeAlias = str | bool | int | float
 
 
-class Policy(BaseModel):
+class RetentionPolicy(BaseModel):
     """When matching sessions are cleaned, archived or erased. With `hold`, they never are."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -75,7 +75,7 @@ class MatchedPolicy:
     """
 
     name: str
-    policy: Policy
+    policy: RetentionPolicy
     due_at: datetime | None
     grace_days: float = 0.0
 
@@ -84,13 +84,13 @@ class MatchedPolicy:
         return self.due_at is not None and self.due_at <= now
 
 
-def named(policies: Sequence[Policy]) -> list[tuple[str, Policy]]:
+def named(policies: Sequence[RetentionPolicy]) -> list[tuple[str, RetentionPolicy]]:
     """Return policies with their names; a policy without a name is named by its index."""
     return [(policy.name or f"retention[{place}]", policy) for place, policy in enumerate(policies)]
 
 
 def match_policy(
-    policies: Sequence[Policy],
+    policies: Sequence[RetentionPolicy],
     *,
     agent: str,
     metadata: str,
@@ -140,7 +140,7 @@ def parse(text: str) -> list[Any]:
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
-def check_names(policies: Sequence[Policy]) -> None:
+def check_names(policies: Sequence[RetentionPolicy]) -> None:
     """Reject policies with the same name, and a policy that never applies because an earlier one matches all its sessions."""
     names = [name for name, _ in named(policies)]
     for place, policy in enumerate(policies):
@@ -153,7 +153,7 @@ def check_names(policies: Sequence[Policy]) -> None:
                 raise ValueError(message)
 
 
-def _covers(earlier: Policy, later: Policy) -> bool:
+def _covers(earlier: RetentionPolicy, later: RetentionPolicy) -> bool:
     agents = earlier.agent in {None, ANY} or earlier.agent == later.agent
     pairs = (later.metadata or {}).items()
     return agents and all(pair in pairs for pair in (earlier.metadata or {}).items())

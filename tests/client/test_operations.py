@@ -1,7 +1,7 @@
-"""The table of operations is true: every method, route and command is in it, and each method sends the request it names."""
+"""The declarations of the routes are true: they list every method and command, and each method sends the request of its route."""
 
 import re
-from inspect import isasyncgen, isfunction
+from inspect import Parameter, isasyncgen, signature
 from typing import Any
 
 import httpx2
@@ -10,6 +10,7 @@ import typer.main
 
 from holdfast import Client
 from holdfast.api.submissions import SubmissionInfo
+from holdfast.approval import ApprovalRequest
 from holdfast.cli import app
 from holdfast.client.http import HttpTransport
 from holdfast.client.output import OutputType
@@ -19,67 +20,63 @@ from holdfast.client.shell import ShellHandle
 from holdfast.client.transport import Transport
 from holdfast.client.turn import TurnHandle
 from holdfast.errors import HoldfastError
-from holdfast.server import create_app
-from holdfast.server.routes import RULES
+from holdfast.server.routes import CLIENT, NO_METHOD, RULES
 from scripts.make_client_reference import PAGES, PAGES_BY_NAME
-from scripts.operations import OPERATIONS, OTHER_COMMANDS, OTHER_ROUTES, Operation
+from scripts.operations import OTHER_COMMANDS, Row, methods, rows
 from tests.test_docs import commands
 
-HANDLES: tuple[type[Any], ...] = (Client, SessionHandle, TurnHandle, RunHandle, ShellHandle)
-ARGUMENTS: dict[str, tuple[Any, ...]] = {
-    "Client.session": ("s",),
-    "Client.run": ("r",),
-    "Client.media": ("0" * 64,),
-    "SessionHandle.send": ("hello",),
-    "SessionHandle.turn": ("t",),
-    "SessionHandle.records": ("item",),
-    "SessionHandle.rewind": ("c",),
-    "SessionHandle.set_state": ({},),
-    "SessionHandle.set_cursor": ("reader", 1),
-    "SessionHandle.command_output": ("c",),
-    "SessionHandle.set_credential": ("key", "value"),
-    "SessionHandle.delete_credential": ("key",),
-    "SessionHandle.export": ("/dev/null",),
-    "RunHandle.settle": ("call",),
-    "ShellHandle.start": ("true",),
-    "ShellHandle.run": ("true",),
-    "ShellHandle.info": ("c",),
-    "ShellHandle.stop": ("c",),
-    "ShellHandle.output": ("c",),
+ROWS = rows()
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "Client.session": {"id": "s", "agent": "a"},
+    "SessionHandle.export": {"path": "/dev/null"},
 }
-NAMED: dict[str, dict[str, Any]] = {
-    "Client.session": {"agent": "a"},
-    "SessionHandle.set_state": {"expected_version": 0},
-}
+"""The arguments of methods for which those that `_arguments` derives from the signature are not valid."""
 
 
-def test_every_public_method_is_an_operation():
-    methods = {
-        f"{handle.__name__}.{name}"
-        for handle in HANDLES
-        for name, method in vars(handle).items()
-        if isfunction(method) and not name.startswith("_")
-    }
-    assert {operation.method for operation in OPERATIONS} == methods
+def test_a_route_lists_every_public_method():
+    listed = {row.method for row in ROWS}
+    missing, unknown = set(methods()) - listed, listed - set(methods())
+    assert not missing, (
+        f"Add ClientMethod({missing.pop()!r}, …) to the @operation or @route whose request it sends."
+    )
+    assert not unknown, (
+        f"Add the method {unknown.pop()} to its handle in src/holdfast/client/, or remove its ClientMethod."
+    )
 
 
-def test_every_route_is_an_operation_or_has_a_reason_not_to_be():
-    assert create_app is not None  # its import declares the routes
-    routes = {f"{method} {path}" for (method, path) in RULES} - {"POST /api/demo/kill"}
-    assert {operation.route for operation in OPERATIONS} | set(OTHER_ROUTES) == routes
+def test_every_route_has_a_method_or_a_reason_to_have_none():
+    routes = set(RULES) - {("POST", "/api/demo/kill")}
+    bare = {route for route in routes if not CLIENT[route] and not NO_METHOD.get(route)}
+    assert not bare, (
+        f"Add a ClientMethod, or `no_method` with the reason, to the declaration of {bare.pop()}."
+    )
+    both = {route for route in routes if CLIENT[route] and route in NO_METHOD}
+    assert not both, f"{both.pop()} has a ClientMethod, and a reason to have none."
 
 
-def test_every_command_is_an_operation_or_has_a_reason_not_to_be():
+def test_every_command_is_that_of_a_method_or_has_a_reason_not_to_be():
     names = {name for name, _ in commands(typer.main.get_command(app))}
-    assert {each.command for each in OPERATIONS if each.command} | set(OTHER_COMMANDS) == names
+    listed = {row.command for row in ROWS if row.command}
+    missing, unknown = names - listed - set(OTHER_COMMANDS), (listed | set(OTHER_COMMANDS)) - names
+    assert not missing, (
+        f"Name the command {missing.pop()!r} in the ClientMethod of the method that it calls, or in OTHER_COMMANDS in scripts/operations.py."
+    )
+    assert not unknown, (
+        f"There is no command {unknown.pop()!r}: add it to src/holdfast/cli/, or correct its ClientMethod."
+    )
+    assert not listed & set(OTHER_COMMANDS)
 
 
-def test_an_operation_without_a_command_has_a_reason():
-    assert [each.method for each in OPERATIONS if each.command is None and not each.reason] == []
+def test_a_method_without_a_command_has_a_reason():
+    bare = [row.method for row in ROWS if row.command is None and not row.note]
+    assert not bare, (
+        f"Name the command in ClientMethod({bare[0]!r}, …), or give the reason that there is none as `note`."
+    )
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.method)
-async def test_a_method_sends_the_request_that_the_table_names(operation: Operation):
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.method)
+async def test_a_method_sends_the_request_of_its_route(row: Row):
+    assert row.method in methods(), f"There is no method {row.method}; see the test of public methods."
     sent: list[httpx2.Request] = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:
@@ -88,18 +85,18 @@ async def test_a_method_sends_the_request_that_the_table_names(operation: Operat
         return httpx2.Response(422, json={"error": error})
 
     async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://x") as http:
-        result = _call(HttpTransport(http), operation)
-        if operation.method == "Client.run":
+        result = _call(HttpTransport(http), row.method)
+        if row.method == "Client.run":
             result = result.info()
         with pytest.raises(HoldfastError):
             await (anext(result) if isasyncgen(result) else result)
-    method, _, path = operation.route.partition(" ")
+    method, _, path = row.route.partition(" ")
     pattern = re.sub(r"\\{\w+\\}|\{\w+\}", "[^/]+", path)
     assert any(each.method == method and re.fullmatch(pattern, each.url.path) for each in sent), sent
 
 
-def _call(transport: Transport, operation: Operation) -> Any:
-    kind, _, name = operation.method.partition(".")
+def _call(transport: Transport, method: str) -> Any:
+    kind, _, name = method.partition(".")
     text = OutputType[str](str)
     accepted = SubmissionInfo.model_construct(submission_id="t", session_id="s", position=1)
     handles: dict[str, Any] = {
@@ -109,17 +106,20 @@ def _call(transport: Transport, operation: Operation) -> Any:
         "RunHandle": RunHandle(transport, "r"),
         "ShellHandle": ShellHandle(transport),
     }
-    if name in {"approve", "deny"}:
-        return getattr(handles[kind], name)(_request())
-    return getattr(handles[kind], name)(
-        *ARGUMENTS.get(operation.method, ()), **NAMED.get(operation.method, {})
-    )
+    call = getattr(handles[kind], name)
+    return call(**ARGUMENTS.get(method) or _arguments(call))
 
 
-def _request() -> Any:
-    from holdfast.approval import ApprovalRequest
+def _arguments(call: Any) -> dict[str, Any]:
+    """Return an argument for each parameter that has no default."""
+    needed = [each for each in signature(call).parameters.values() if each.default is Parameter.empty]
+    return {each.name: _argument(str(each.annotation)) for each in needed}
 
-    return ApprovalRequest(call_id="c", tool="pay", arguments={}, digest="0" * 64)
+
+def _argument(kind: str) -> Any:
+    if "ApprovalRequest" in kind:
+        return ApprovalRequest(call_id="c", tool="pay", arguments={}, digest="0" * 64)
+    return 1 if "int" in kind else "0" * 64
 
 
 @pytest.mark.parametrize("page", PAGES_BY_NAME)

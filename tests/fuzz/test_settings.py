@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from holdfast.config import PREFIX, Settings, load_settings
 from holdfast.errors import BadSettings, HoldfastError
 from holdfast.media import digest_of, open_media, to_uri
-from holdfast.policy import Policy
+from holdfast.policy import RetentionPolicy
 from holdfast.runtime.agents import load_object
 from holdfast.runtime.attachment import parse
 from holdfast.runtime.questions import parse_answers
@@ -49,7 +49,7 @@ def test_any_environment(given: dict[str, str]):
 
 
 POLICY = st.dictionaries(
-    st.sampled_from([*Policy.model_fields, "surprise"]),
+    st.sampled_from([*RetentionPolicy.model_fields, "surprise"]),
     JSON | st.sampled_from(["clean", "archive", "erase", "*", 1, 30.5, True, {"a": 1}]),
     max_size=6,
 )

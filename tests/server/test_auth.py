@@ -29,31 +29,7 @@ from holdfast.store import open_store
 from holdfast.types import Batch, Run
 from tests.builders import until
 from tests.promises.sessions import fill
-
-BODIES: dict[tuple[str, str], Any] = {
-    ("POST", "/api/sessions"): {"agent": "agent"},
-    ("PATCH", "/api/sessions/{session_id}"): {"title": "New"},
-    ("POST", "/api/sessions/{session_id}/submissions"): {"text": "hi"},
-    ("POST", "/api/sessions/{session_id}/approvals"): {"call_id": "c", "digest": "0" * 64, "approved": True},
-    ("POST", "/api/sessions/{session_id}/rewind"): {"checkpoint_id": "c"},
-    ("POST", "/api/chat"): {
-        "id": "s1",
-        "messages": [{"id": "m", "role": "user", "parts": [{"type": "text", "text": "a"}]}],
-    },
-    ("POST", "/api/ag-ui"): {
-        "threadId": "s1",
-        "runId": "r",
-        "messages": [{"id": "m", "role": "user", "content": "a"}],
-    },
-    ("POST", "/api/sessions/{session_id}/retry"): {"submission_id": "m"},
-    ("POST", "/api/sessions/{session_id}/fork"): {},
-    ("PUT", "/api/sessions/{session_id}/state"): {"body": 1, "expected_version": 0},
-    ("PUT", "/api/sessions/{session_id}/cursors/{consumer}"): {"seq": 0},
-    ("PUT", "/api/sessions/{session_id}/credentials/{name}"): {"value": "secret"},
-    ("POST", "/api/runs/{run_id}/effects/{call_id}"): {"result": 1},
-    ("POST", "/api/bash/start_bash_command"): {"command": "true"},
-    ("POST", "/api/bash/execute_bash_command"): {"command": "true"},
-}
+from tests.server.examples import example_bodies
 
 
 def routes(app: Any) -> list[tuple[str, str]]:
@@ -111,14 +87,14 @@ async def test_a_stranger_cannot_tell_a_foreign_session_from_none(
     }
     theirs = {"session_id": session_id, "run_id": run_id, "command_id": command_id}
     none = {"session_id": "no-session", "run_id": "no-run", "command_id": str(uuid.UUID(int=0))}
-    compared = 0
+    compared, examples = 0, example_bodies(app)
     for method, template in routes(app):
         rule = RULES[method, template]
         if not any(f"{{{name}}}" in template for name in theirs):
             continue
         token = tokens["shell" if rule == "shell" else "other"]
         bodies = (
-            (BODIES.get((method, template)), {"unknown": 1})
+            (examples.get((method, template)), {"unknown": 1})
             if method in {"POST", "PUT", "PATCH"}
             else (None,)
         )
@@ -147,7 +123,7 @@ async def test_the_matrix(app: Any, store: Store, http: httpx2.AsyncClient, toke
     lease = await store.acquire("theirs", await store.join("test"))
     await store.write(lease, Batch(runs=[Run(id="their-run")]))
     await store.release(lease)
-    checked = 0
+    checked, examples = 0, example_bodies(app)
     for method, template in routes(app):
         rule = RULES[method, template]
         names = {
@@ -163,7 +139,7 @@ async def test_the_matrix(app: Any, store: Store, http: httpx2.AsyncClient, toke
         }
         path = template.format(**names)
         missing = template.format(**names | {"session_id": "nothing", "run_id": "no-run"})
-        body = BODIES.get((method, template))
+        body = examples.get((method, template))
 
         async def ask(where: str, who: str | None, method: str = method, body: Any = body) -> httpx2.Response:
             token = {} if who is None else {"authorization": f"Bearer {tokens[who]}"}
@@ -214,7 +190,7 @@ async def test_the_matrix_of_scopes(app: Any, store: Store, http: httpx2.AsyncCl
         "submission_id": "submission",
     }
     names |= {"sha256": "0" * 64, "command_id": "0" * 32, "event_id": "0" * 32, "name": "key"}
-    allowed = 0
+    allowed, examples = 0, example_bodies(app)
     for method, template in routes(app):
         rule = RULES[method, template]
         if rule == "public":
@@ -229,7 +205,7 @@ async def test_the_matrix_of_scopes(app: Any, store: Store, http: httpx2.AsyncCl
             answer = await http.request(
                 method,
                 template.format(**names),
-                json=BODIES.get((method, template)),
+                json=examples.get((method, template)),
                 headers={"authorization": f"Bearer {tokens[who]}"},
             )
             may = bool(scopes & needed) and (rule != "admin" or "admin" in scopes)

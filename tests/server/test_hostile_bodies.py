@@ -15,7 +15,7 @@ from holdfast.config import load_settings
 from holdfast.server import create_app
 from holdfast.server.auth import digest
 from holdfast.shell import ShellService
-from tests.server.test_auth import BODIES
+from tests.server.examples import example_bodies
 
 MANY = 1200
 MOST_ERRORS = 200
@@ -100,12 +100,12 @@ def replaced(body: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 def samples(app: Any) -> Iterator[tuple[str, str, Any, list[tuple[Any, ...]]]]:
     """Yield each route that reads JSON with a valid body, and the places in it, also of fields that it does not have."""
-    document = app.openapi()
+    document, examples = app.openapi(), example_bodies(app)
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             key = method.upper(), path
             content = operation.get("requestBody", {}).get("content", {})
-            bodies = [*([BODIES[key]] if key in BODIES else []), *NESTED.get(key, [])]
+            bodies = [*([examples[key]] if key in examples else []), *NESTED.get(key, [])]
             fields = set[str]()
             if "application/json" in content:
                 fields |= set(

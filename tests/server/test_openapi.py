@@ -2,20 +2,23 @@
 
 import asyncio
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import pytest
 import schemathesis
 import uvicorn
 from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
+from pydantic import BaseModel
 from schemathesis import GenerationMode
 
 from holdfast.config import load_settings
 from holdfast.server import create_app
+from holdfast.shell import ShellService
 from holdfast.store import open_store
+from tests.server.examples import example_bodies
 
 
 class _Server:
@@ -51,6 +54,26 @@ class _Server:
         assert self._server is not None
         self._server.should_exit = True
         self._thread.join(30)
+
+
+def _models(kind: type[BaseModel] = BaseModel) -> Iterator[type[BaseModel]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _models(each)
+
+
+def test_every_body_has_an_example_and_every_example_is_valid():
+    store = open_store("sqlite://:memory:")
+    bodies = example_bodies(create_app(load_settings(), store, shell=ShellService(store)))
+    assert len(bodies) > 15
+    checked = 0
+    for model in _models():
+        extra = model.model_config.get("json_schema_extra")
+        if model.__module__.startswith("holdfast.") and isinstance(extra, dict):
+            for example in cast("list[Any]", extra["examples"]):
+                model.model_validate(example)
+                checked += 1
+    assert checked > 15
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from holdfast.retention import clean
 from holdfast.server.routes import RULES
 from holdfast.types import Record
 from tests.conftest import Engine
-from tests.server.test_auth import BODIES
+from tests.server.examples import example_bodies
 from tests.server.test_chat import OTHER, TOKEN, http
 
 __all__ = ["TOKEN", "http"]
@@ -157,7 +157,7 @@ AS_EVERY_SESSION = {
 
 
 async def test_every_route_that_needs_a_worker_refuses_a_session_of_another_framework(
-    http: httpx2.AsyncClient, store: Store, talk: str
+    app: Any, http: httpx2.AsyncClient, store: Store, talk: str
 ):
     refused = {
         (method, path)
@@ -165,14 +165,18 @@ async def test_every_route_that_needs_a_worker_refuses_a_session_of_another_fram
         if method in {"POST", "PUT", "PATCH", "DELETE"} and rule != "public" and "{session_id}" in path
     } - AS_EVERY_SESSION
     assert len(refused) > 8
-    bodies = BODIES | {("POST", "/api/sessions/{session_id}/interrupt"): None}
+    bodies = example_bodies(app) | {("POST", "/api/sessions/{session_id}/interrupt"): None}
     before = await store.session(talk)
     for method, path in sorted(refused):
-        answer = await http.request(method, path.format(session_id=talk), json=bodies.get((method, path)))
+        answer = await http.request(
+            method, path.format(session_id=talk, name="paid"), json=bodies.get((method, path))
+        )
         if path.endswith("/retry"):  # it has no turn to retry
             assert answer.status_code == 404
             continue
-        assert (answer.status_code, "is stored by openai-agents" in answer.text) == (409, True), path
+        assert (answer.status_code, "is stored by openai-agents" in answer.text) == (409, True), (
+            f"Refuse a session of another framework in {method} {path}, or list it in AS_EVERY_SESSION."
+        )
     for body in (
         {"kind": "undo"},
         {"kind": "rewind", "checkpoint_id": "c"},

@@ -97,6 +97,7 @@ class ErrorBody(BaseModel):
 class NewSession(RequestBody):
     """A session to create."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"agent": "bot", "title": "First talk"}]})
     agent: Name = Field(description="The name of the agent that runs the session.")
     id: Id | None = Field(None, description="The id of the session. By default a new one is generated.")
     title: Line = Field("", description="By default the first line of the first message.")
@@ -111,6 +112,9 @@ class NewSession(RequestBody):
 class SessionChange(RequestBody):
     """The changes to a session."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"title": "Renamed", "metadata": {"case": 12}}]}
+    )
     title: Line | None = Field(None, description="The new title.")
     hold: StrictBool | None = Field(None, description="Whether the session is protected from retention.")
     metadata: dict[str, Any] | None = Field(
@@ -275,6 +279,7 @@ class Inbox(ResponseBody):
 class CallOutcome(RequestBody):
     """The outcome of a call whose outcome is unknown: its result, or its error."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"result": {"paid": True}}]})
     result: Any = Field(None, description="The result of the call, as the tool would have returned it.")
     error: Annotated[str, Field(min_length=1, max_length=10_000)] | None = Field(
         None, description="The error. If given, the call counts as failed."
@@ -284,6 +289,7 @@ class CallOutcome(RequestBody):
 class NewCredential(RequestBody):
     """A credential to store. It cannot be read back."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"value": "a secret", "ttl": 3600}]})
     value: Annotated[SecretStr, Field(min_length=1, max_length=65_536)] = Field(
         description="The secret. It is encrypted before it is stored."
     )
@@ -325,6 +331,7 @@ class StateList(BaseModel):
 class NewState(RequestBody):
     """A new agent state, and the version it replaces."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"body": {"step": 3}, "expected_version": 0}]})
     body: Any = Field(description="The new state: any JSON value.")
     expected_version: Number = Field(
         description="The version that the new state replaces; 0 if there is none. If the current version differs, the response is 409."
@@ -334,6 +341,7 @@ class NewState(RequestBody):
 class NewCursor(RequestBody):
     """The position of a consumer in the events."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"seq": 0}]})
     seq: Number = Field(description="The number of the last event that the consumer has read.")
 
 
@@ -396,6 +404,7 @@ class Health(BaseModel):
 class KillRequest(RequestBody):
     """The session whose worker is killed."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"session_id": "s1"}]})
     session_id: Id | None = None
 
 

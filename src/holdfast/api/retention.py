@@ -12,7 +12,11 @@ from holdfast.policy import Action, Result
 class CleanRequest(BaseModel):
     """The options of a clean."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={"examples": [{"idle_days": 30, "archive": "media"}]},
+    )
 
     idle_days: float = Field(
         7.0, ge=0, le=36500, description="The minimum number of days that the session must have been idle."
@@ -75,7 +79,11 @@ class RetentionStatus(BaseModel):
 class SweepRequest(BaseModel):
     """The options of a sweep."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={"examples": [{"dry_run": True}]},
+    )
 
     dry_run: bool = Field(False, description="Only report what would be done.")
     limit: int = Field(1000, ge=1, le=10000, strict=False, description="The maximum number of sessions.")

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Final, Literal
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 from holdfast.api.models import Id, ResponseBody
 from holdfast.commands import CommandState
@@ -16,6 +16,7 @@ Uuid = Annotated[str, Field(pattern=UUID_PATTERN)]
 class NewCommand(BaseModel):
     """A command to run. Unknown fields are ignored, because clients of other agent servers may send more."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"command": "echo hello", "timeout": 60}]})
     command: str = Field(
         min_length=1, max_length=1_000_000, pattern=r"^[^\x00]+$", description="The command line for bash."
     )

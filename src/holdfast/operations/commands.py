@@ -8,12 +8,12 @@ from holdfast.api.models import Items
 from holdfast.api.shell import BashOutput, SessionCommand, Uuid
 from holdfast.errors import NotFound
 from holdfast.operations.access import Caller
-from holdfast.operations.registry import CursorText, Limit, SessionId, operation
+from holdfast.operations.registry import ClientMethod, CursorText, Limit, SessionId, operation
 
 _C = "/api/sessions/{session_id}/commands"
 
 
-@operation("GET", _C, "read", topic="commands")
+@operation("GET", _C, "read", ClientMethod("SessionHandle.commands", "shell list"), topic="commands")
 async def list_commands(
     caller: Caller, session_id: SessionId, cursor: CursorText = None, limit: Limit = 50
 ) -> Items[SessionCommand]:
@@ -22,7 +22,13 @@ async def list_commands(
     return Items[SessionCommand].of(page)
 
 
-@operation("GET", f"{_C}/{{command_id}}/output", "read", topic="commands")
+@operation(
+    "GET",
+    f"{_C}/{{command_id}}/output",
+    "read",
+    ClientMethod("SessionHandle.command_output", "shell output"),
+    topic="commands",
+)
 async def read_output(
     caller: Caller,
     session_id: SessionId,

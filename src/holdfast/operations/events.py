@@ -11,7 +11,15 @@ from pydantic import Field
 from holdfast.api.models import ConversationEntry, HistoryMessage, Items, RecordInfo, RunInfo, event_json
 from holdfast.errors import BadInput, EventNotFound
 from holdfast.operations.access import Caller
-from holdfast.operations.registry import NO_NUL, CursorText, JsonText, Limit, SessionId, operation
+from holdfast.operations.registry import (
+    NO_NUL,
+    ClientMethod,
+    CursorText,
+    JsonText,
+    Limit,
+    SessionId,
+    operation,
+)
 from holdfast.runtime.attachment import attachment
 from holdfast.types import Event, Session
 
@@ -71,6 +79,7 @@ async def read_events(
     "GET",
     f"{_S}/messages",
     "read",
+    ClientMethod("SessionHandle.messages", note="`holdfast tail` prints them with the events"),
     topic="sessions",
     responses={200: {"model": Items[HistoryMessage], "description": "A page of the history."}},
 )
@@ -94,7 +103,7 @@ async def messages(
     return items_text((f'{{"position":{m.position},"message":{m.body}}}' for m in page), more)
 
 
-@operation("GET", f"{_S}/runs", "read", topic="sessions")
+@operation("GET", f"{_S}/runs", "read", ClientMethod("SessionHandle.runs", "runs list"), topic="sessions")
 async def runs(
     caller: Caller, session_id: SessionId, cursor: CursorText = None, limit: Limit = 50
 ) -> Items[RunInfo]:
@@ -106,6 +115,7 @@ async def runs(
     "GET",
     f"{_S}/records",
     "read",
+    ClientMethod("SessionHandle.records", note="for programs"),
     topic="sessions",
     responses={200: {"model": Items[RecordInfo], "description": "A page of records."}},
 )
@@ -129,6 +139,7 @@ async def records(
     "GET",
     f"{_S}/conversation",
     "read",
+    ClientMethod("SessionHandle.conversation", "sessions conversation"),
     topic="sessions",
     responses={200: {"model": Items[ConversationEntry], "description": "A page of the conversation."}},
 )

@@ -7,7 +7,7 @@ from holdfast.approval import ApprovalRequest
 from holdfast.errors import SessionNotFound
 from holdfast.leases import why_waiting
 from holdfast.operations.access import Caller
-from holdfast.operations.registry import operation
+from holdfast.operations.registry import ClientMethod, operation
 from holdfast.runtime.questions import pending_approvals, unended_calls
 from holdfast.store import Store
 from holdfast.types import Session
@@ -16,7 +16,7 @@ _MAX_ITEMS = 50
 """The maximum number of sessions or runs for each reason to wait."""
 
 
-@operation("GET", "/api/inbox", "user", topic="inbox")
+@operation("GET", "/api/inbox", "user", ClientMethod("Client.inbox", "inbox"), topic="inbox")
 async def read_inbox(caller: Caller) -> Inbox:
     """List the sessions that wait for a person, longest wait first, with the reason of each."""
     store, owner = caller.store, caller.principal.owner_filter
@@ -39,10 +39,18 @@ async def read_inbox(caller: Caller) -> Inbox:
     listed = [
         item
         for item in items.values()
-        if item.status in {"waiting", "failed"} or item.problem or item.effects
+        if item.status == "failed"
+        or item.problem
+        or item.effects
+        or (item.status == "waiting" and not _sleeps(item))
     ]
     more = any(page.next_cursor for page in (waiting, queued, failed, interrupted, unresolved))
     return Inbox(items=sorted(listed, key=lambda item: item.active_at), more=more)
+
+
+def _sleeps(item: InboxItem) -> bool:
+    """Return whether a session waits only for times and signals, and for no person."""
+    return not item.approvals and (item.waiting_for or "").startswith(("timer", "signal "))
 
 
 async def _item(store: Store, session: Session) -> InboxItem:

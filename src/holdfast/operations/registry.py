@@ -29,6 +29,17 @@ Limit = Annotated[int, Field(ge=1, le=1000, description="Maximum number of items
 CursorText = Annotated[str | None, Field(max_length=1000, description="`next_cursor` of the previous page.")]
 
 
+@dataclass(frozen=True, slots=True)
+class ClientMethod:
+    """A method of a handle that sends the request of a route, and the command that does the same."""
+
+    name: str
+    """Such as `SessionHandle.undo`."""
+    command: str | None = None
+    """Without `holdfast`. If there is none, `note` has the reason."""
+    note: str = ""
+
+
 @dataclass(frozen=True)
 class Operation:
     """One operation: the function, and how it is called."""
@@ -37,6 +48,9 @@ class Operation:
     method: str
     path: str
     rule: Rule
+    client: tuple[ClientMethod, ...]
+    """The methods of handles that call it; if there is none, `no_method` has the reason."""
+    no_method: str | None
     topic: str
     status: int
     has_route: bool
@@ -93,16 +107,23 @@ def operation(
     method: str,
     path: str,
     rule: Rule,
-    *,
+    *client: ClientMethod,
+    no_method: str | None = None,
     topic: str,
     status: int = 200,
     has_route: bool = True,
     **options: Any,
 ) -> Callable[[F], F]:
-    """Register a function as an operation. Its first parameter is the `Caller`; a parameter `body` is the body of the request."""
+    """Register a function as an operation. Its first parameter is the `Caller`; a parameter `body` is the body of the request.
+
+    `client` lists the methods of handles that call it, or `no_method` gives the reason that there is none. They become
+    docs/reference/operations.md.
+    """
 
     def register(call: F) -> F:
-        OPERATIONS.append(Operation(call, method, path, rule, topic, status, has_route, options))
+        OPERATIONS.append(
+            Operation(call, method, path, rule, client, no_method, topic, status, has_route, options)
+        )
         return call
 
     return register

@@ -21,7 +21,7 @@ from holdfast.counting import count
 from holdfast.errors import Forbidden, NotCleaned, RetentionRefused, SweepRunning, TooManyExports
 from holdfast.media import open_media, to_uri
 from holdfast.operations.access import Caller
-from holdfast.operations.registry import SessionId, operation
+from holdfast.operations.registry import ClientMethod, SessionId, operation
 from holdfast.retention import Outcome, outlook, write_archive
 from holdfast.retention import clean as clean_session
 from holdfast.retention import erase as erase_session
@@ -55,7 +55,9 @@ async def export(caller: Caller, session_id: str, *, gzip: bool = False) -> Asyn
         service.exports -= 1
 
 
-@operation("POST", f"{_S}/clean", "delete", topic="retention")
+@operation(
+    "POST", f"{_S}/clean", "delete", ClientMethod("SessionHandle.clean", "sessions clean"), topic="retention"
+)
 async def clean(caller: Caller, session_id: SessionId, body: CleanRequest) -> CleanResult:
     """Delete the content of a session, if the guards allow it. An archive can restore it."""
     least = caller.settings.retention_min_idle_days
@@ -100,7 +102,7 @@ async def rehydrate(
     )
 
 
-@operation("DELETE", _S, "delete", topic="retention")
+@operation("DELETE", _S, "delete", ClientMethod("SessionHandle.erase", "sessions erase"), topic="retention")
 async def erase(
     caller: Caller,
     session_id: SessionId,
@@ -143,7 +145,13 @@ def _ids(children: Iterable[Erased]) -> Iterator[str]:
         yield from _ids(child.children)
 
 
-@operation("GET", f"{_S}/retention", "read", topic="retention")
+@operation(
+    "GET",
+    f"{_S}/retention",
+    "read",
+    ClientMethod("SessionHandle.retention", "sessions retention"),
+    topic="retention",
+)
 async def read_outlook(caller: Caller, session_id: SessionId) -> RetentionStatus:
     """Show which policy applies to a session, when the session is due, and any check that prevents the action now."""
     result = await outlook(caller.store, session_id)
@@ -165,7 +173,7 @@ async def read_outlook(caller: Caller, session_id: SessionId) -> RetentionStatus
     )
 
 
-@operation("POST", "/api/retention/sweep", "admin", topic="retention")
+@operation("POST", "/api/retention/sweep", "admin", ClientMethod("Client.sweep", "sweep"), topic="retention")
 async def sweep(caller: Caller, body: SweepRequest) -> SweepResult:
     """Apply the retention policies now, and return the result for each session."""
     outcomes: list[Outcome] = []

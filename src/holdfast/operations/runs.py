@@ -7,14 +7,14 @@ from pydantic import Field
 from holdfast.api.models import CallOutcome, CheckpointInfo, EffectInfo, EventInfo, Id, Items, RunInfo
 from holdfast.operations.access import Caller
 from holdfast.operations.events import events_page
-from holdfast.operations.registry import CursorText, JsonText, Limit, operation
+from holdfast.operations.registry import ClientMethod, CursorText, JsonText, Limit, operation
 from holdfast.types import CheckpointKind
 
 RunId = Annotated[Id, Field(description="Id of the run.")]
 _R = "/api/runs/{run_id}"
 
 
-@operation("GET", "/api/runs", "user", topic="runs")
+@operation("GET", "/api/runs", "user", ClientMethod("Client.runs", "runs list"), topic="runs")
 async def list_runs(
     caller: Caller,
     session_id: Annotated[Id | None, Field(description="Only runs of this session.")] = None,
@@ -39,13 +39,20 @@ async def list_runs(
     return Items[RunInfo].of(page)
 
 
-@operation("GET", _R, "read", topic="runs")
+@operation(
+    "GET",
+    _R,
+    "read",
+    ClientMethod("Client.run", "runs show"),
+    ClientMethod("RunHandle.info", "runs show"),
+    topic="runs",
+)
 async def read_run(caller: Caller, run_id: RunId) -> RunInfo:
     """Return a run."""
     return RunInfo.of(await caller.store.run(run_id))
 
 
-@operation("GET", f"{_R}/runs", "read", topic="runs")
+@operation("GET", f"{_R}/runs", "read", ClientMethod("RunHandle.delegates", "runs tree"), topic="runs")
 async def delegates(
     caller: Caller, run_id: RunId, cursor: CursorText = None, limit: Limit = 50
 ) -> Items[RunInfo]:
@@ -64,6 +71,8 @@ async def delegates(
     "GET",
     f"{_R}/events",
     "read",
+    ClientMethod("RunHandle.events", "runs events"),
+    ClientMethod("RunHandle.journal", "runs events"),
     topic="runs",
     responses={200: {"model": Items[EventInfo], "description": "A page of events."}},
 )
@@ -78,7 +87,9 @@ async def run_events(
     return events_page(page, limit, caller.session.seq)  # the last page of a run may be empty
 
 
-@operation("GET", f"{_R}/checkpoints", "read", topic="runs")
+@operation(
+    "GET", f"{_R}/checkpoints", "read", ClientMethod("RunHandle.checkpoints", "runs show"), topic="runs"
+)
 async def checkpoints(
     caller: Caller,
     run_id: RunId,
@@ -91,7 +102,7 @@ async def checkpoints(
     return Items[CheckpointInfo].of(page)
 
 
-@operation("GET", f"{_R}/effects", "read", topic="runs")
+@operation("GET", f"{_R}/effects", "read", ClientMethod("RunHandle.effects", "runs effects"), topic="runs")
 async def effects(
     caller: Caller,
     run_id: RunId,
@@ -106,7 +117,13 @@ async def effects(
     return Items[EffectInfo].of(page)
 
 
-@operation("POST", f"{_R}/effects/{{call_id:path}}", "write", topic="runs")
+@operation(
+    "POST",
+    f"{_R}/effects/{{call_id:path}}",
+    "write",
+    ClientMethod("RunHandle.settle", "settle"),
+    topic="runs",
+)
 async def settle(
     caller: Caller,
     run_id: RunId,

@@ -25,7 +25,15 @@ from holdfast.ids import did_you_mean
 from holdfast.jsontext import strict_json
 from holdfast.leases import why_waiting
 from holdfast.operations.access import Caller
-from holdfast.operations.registry import NO_NUL, CursorText, JsonText, Limit, SessionId, operation
+from holdfast.operations.registry import (
+    NO_NUL,
+    ClientMethod,
+    CursorText,
+    JsonText,
+    Limit,
+    SessionId,
+    operation,
+)
 from holdfast.runtime.attachment import parse as parse_attachment
 from holdfast.runtime.questions import pending_approvals
 from holdfast.types import State, Status
@@ -37,7 +45,14 @@ StateName = Annotated[
 ]
 
 
-@operation("POST", "/api/sessions", "user", topic="sessions", status=201)
+@operation(
+    "POST",
+    "/api/sessions",
+    "user",
+    ClientMethod("Client.session", "send", note="`holdfast send --agent` creates a session"),
+    topic="sessions",
+    status=201,
+)
 async def create_session(caller: Caller, body: NewSession) -> SessionInfo:
     """Create a session. It is idle until the first submission."""
     principal, service = caller.principal, caller.service
@@ -69,7 +84,7 @@ def _metadata(given: dict[str, Any]) -> str:
     return strict_json(given, "metadata")
 
 
-@operation("GET", "/api/sessions", "user", topic="sessions")
+@operation("GET", "/api/sessions", "user", ClientMethod("Client.sessions", "sessions list"), topic="sessions")
 async def list_sessions(
     caller: Caller,
     status: Status | None = None,
@@ -97,7 +112,14 @@ async def list_sessions(
     return Items[SessionInfo].of(page)
 
 
-@operation("GET", _S, "read", topic="sessions")
+@operation(
+    "GET",
+    _S,
+    "read",
+    ClientMethod("SessionHandle.info", "sessions show"),
+    ClientMethod("TurnHandle.problem", note="part of `holdfast sessions show`"),
+    topic="sessions",
+)
 async def read_session(caller: Caller, session_id: SessionId) -> SessionDetail:
     """Return a session, with its lease holder, the reason why it waits, and the tool calls that wait for a person."""
     session = caller.session
@@ -108,7 +130,13 @@ async def read_session(caller: Caller, session_id: SessionId) -> SessionDetail:
     return detail
 
 
-@operation("PATCH", _S, "write", topic="sessions")
+@operation(
+    "PATCH",
+    _S,
+    "write",
+    ClientMethod("SessionHandle.update", "sessions hold", note="the title and the metadata are for programs"),
+    topic="sessions",
+)
 async def change_session(caller: Caller, session_id: SessionId, body: SessionChange) -> SessionInfo:
     """Change the title, the hold or the metadata of a session. Only an administrator can lift a hold that an administrator set."""
     if body.metadata is not None:
@@ -124,19 +152,30 @@ async def change_session(caller: Caller, session_id: SessionId, body: SessionCha
     return SessionInfo.of(changed)
 
 
-@operation("POST", f"{_S}/dismiss", "write", topic="sessions")
+@operation(
+    "POST", f"{_S}/dismiss", "write", ClientMethod("SessionHandle.dismiss", "dismiss"), topic="sessions"
+)
 async def dismiss(caller: Caller, session_id: SessionId) -> SessionInfo:
     """Dismiss the failure of the last turn: the session is idle again. A session that is not failed stays unchanged."""
     return SessionInfo.of(await caller.store.dismiss(session_id))
 
 
-@operation("GET", f"{_S}/state", "read", topic="sessions", response_model=AgentState)
+@operation(
+    "GET",
+    f"{_S}/state",
+    "read",
+    ClientMethod("SessionHandle.state", note="for programs"),
+    topic="sessions",
+    response_model=AgentState,
+)
 async def read_state(caller: Caller, session_id: SessionId, name: StateName = None) -> JsonText:
     """Read the agent state, or a named state."""
     return _state(await caller.store.state(session_id, name=name))
 
 
-@operation("GET", f"{_S}/states", "read", topic="sessions")
+@operation(
+    "GET", f"{_S}/states", "read", ClientMethod("SessionHandle.states", note="for programs"), topic="sessions"
+)
 async def list_states(caller: Caller, session_id: SessionId) -> StateList:
     """List the states of a session and their versions."""
     versions = await caller.store.state_versions(session_id)
@@ -148,7 +187,14 @@ def _state(state: State) -> JsonText:
     return JsonText(f'{{"version":{state.version},"body":{state.body}}}')
 
 
-@operation("PUT", f"{_S}/state", "write", topic="sessions", response_model=AgentState)
+@operation(
+    "PUT",
+    f"{_S}/state",
+    "write",
+    ClientMethod("SessionHandle.set_state", note="for programs"),
+    topic="sessions",
+    response_model=AgentState,
+)
 async def set_state(
     caller: Caller, session_id: SessionId, body: NewState, name: StateName = None
 ) -> JsonText:
@@ -159,7 +205,13 @@ async def set_state(
     return _state(state)
 
 
-@operation("GET", f"{_S}/cursors", "read", topic="sessions")
+@operation(
+    "GET",
+    f"{_S}/cursors",
+    "read",
+    ClientMethod("SessionHandle.cursors", note="for programs"),
+    topic="sessions",
+)
 async def cursors(
     caller: Caller, session_id: SessionId, cursor: CursorText = None, limit: Limit = 200
 ) -> Items[ReadCursor]:
@@ -167,7 +219,13 @@ async def cursors(
     return Items[ReadCursor].of(await caller.store.cursors(session_id, cursor=cursor, limit=limit))
 
 
-@operation("PUT", f"{_S}/cursors/{{consumer}}", "write", topic="sessions")
+@operation(
+    "PUT",
+    f"{_S}/cursors/{{consumer}}",
+    "write",
+    ClientMethod("SessionHandle.set_cursor", note="for programs"),
+    topic="sessions",
+)
 async def set_cursor(caller: Caller, session_id: SessionId, consumer: Id, body: NewCursor) -> ReadCursor:
     """Move a consumer's cursor forward. Lower numbers are ignored."""
     return ReadCursor.of(await caller.store.set_cursor(session_id, consumer, body.seq))

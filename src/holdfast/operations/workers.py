@@ -9,14 +9,14 @@ from pydantic import Field
 from holdfast.api.models import AuditRecord, Health, Items, Me, ServerInfo, WorkerInfo
 from holdfast.errors import HoldfastError
 from holdfast.operations.access import Caller, Service
-from holdfast.operations.registry import CursorText, Limit, operation
+from holdfast.operations.registry import ClientMethod, CursorText, Limit, operation
 from holdfast.version import __version__
 
 STORE_SECONDS = 3.0
 """How long `/ready` and `/metrics` wait for the store."""
 
 
-@operation("GET", "/api/me", "user", topic="operation")
+@operation("GET", "/api/me", "user", ClientMethod("Client.me", note="for programs"), topic="operation")
 async def me(caller: Caller) -> Me:
     """Return your identity, and the agents of the server."""
     principal, service = caller.principal, caller.service
@@ -29,13 +29,13 @@ async def me(caller: Caller) -> Me:
     )
 
 
-@operation("GET", "/api/workers", "user", topic="operation")
+@operation("GET", "/api/workers", "user", ClientMethod("Client.workers", "workers"), topic="operation")
 async def workers(caller: Caller) -> Items[WorkerInfo]:
     """List workers and other lease holders, with the number of sessions and the deadline of each."""
     return Items(items=[WorkerInfo.of(holder) for holder in await caller.store.holders()])
 
 
-@operation("GET", "/api/audit", "admin", topic="operation")
+@operation("GET", "/api/audit", "admin", ClientMethod("Client.audit", "audit"), topic="operation")
 async def audit(
     caller: Caller,
     session_id: Annotated[
@@ -54,14 +54,26 @@ async def audit(
     return Items[AuditRecord].of(page)
 
 
-@operation("GET", "/alive", "public", topic="operation")
+@operation(
+    "GET",
+    "/alive",
+    "public",
+    no_method="for clients of other agent servers; `GET /ready` checks more",
+    topic="operation",
+)
 async def alive(caller: Caller) -> Health:
     """Report that the process is alive, as `/health` does."""
     del caller
     return Health(status="ok")
 
 
-@operation("GET", "/server_info", "public", topic="operation")
+@operation(
+    "GET",
+    "/server_info",
+    "public",
+    ClientMethod("Client.server_info", note="for programs"),
+    topic="operation",
+)
 async def server_info(caller: Caller) -> ServerInfo:
     """Return the version and uptime of the server."""
     service, now = caller.service, time.monotonic()
@@ -72,14 +84,23 @@ async def server_info(caller: Caller) -> ServerInfo:
     )
 
 
-@operation("GET", "/health", "public", topic="operation")
+@operation(
+    "GET", "/health", "public", no_method="for load balancers; `GET /ready` checks more", topic="operation"
+)
 async def health(caller: Caller) -> Health:
     """Report that the process is alive."""
     del caller
     return Health(status="ok")
 
 
-@operation("GET", "/ready", "public", topic="operation", responses={503: {"model": Health}})
+@operation(
+    "GET",
+    "/ready",
+    "public",
+    ClientMethod("Client.ready", "doctor"),
+    topic="operation",
+    responses={503: {"model": Health}},
+)
 async def ready(caller: Caller) -> Health:
     """Report whether the store is available and its schema is up to date."""
     problem = await _problem(caller.service)

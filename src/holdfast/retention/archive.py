@@ -494,7 +494,7 @@ def rows_of(file: IO[bytes], verified: Archive, *, longest: int) -> Iterator[tup
                 case _BLOB.name:
                     yield name, {column: row[column] for column in names}
                 case "submissions" if row["state"] == "waiting" and not waits:
-                    yield name, {**row, "state": "queued"}
+                    yield name, {**row, "state": "queued", "deliver_at": 0}
                 case _:
                     yield name, row
         digest.update(line)

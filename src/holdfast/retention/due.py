@@ -3,7 +3,7 @@
 import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
-from holdfast.policy import MatchedPolicy, Policy, match_policy, named
+from holdfast.policy import MatchedPolicy, RetentionPolicy, match_policy, named
 from holdfast.retention.clean import DAY
 from holdfast.store import Store
 from holdfast.types import Due, DueBy
@@ -41,7 +41,7 @@ async def candidates(
 
 
 def match_due(
-    policies: Sequence[Policy], due: Due, grace_days: float = 0.0, *, holds: bool = True
+    policies: Sequence[RetentionPolicy], due: Due, grace_days: float = 0.0, *, holds: bool = True
 ) -> MatchedPolicy | None:
     """Return the policy that applies to a session, and when it is due."""
     return match_policy(
@@ -56,15 +56,17 @@ def match_due(
     )
 
 
-def is_idle(policy: Policy, due: Due) -> bool:
+def is_idle(policy: RetentionPolicy, due: Due) -> bool:
     """Return whether a session was idle for as long as the policy requires."""
     idle = (due.now - due.active_at).total_seconds()
     return policy.idle_days is not None and idle >= policy.idle_days * DAY
 
 
-def _scans(policies: Sequence[Policy], agent: str, *, holds: bool = True) -> list[tuple[DueBy, float]]:
+def _scans(
+    policies: Sequence[RetentionPolicy], agent: str, *, holds: bool = True
+) -> list[tuple[DueBy, float]]:
     """Return which of an agent's sessions the policies can match, as kinds of due sessions with their shortest limits in days."""
-    reachable: list[Policy] = []
+    reachable: list[RetentionPolicy] = []
     for policy in policies:
         if policy.could_match(agent) and (holds or not policy.hold):
             reachable.append(policy)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from holdfast.errors import RetentionRefused
 from holdfast.guards import refuse_cleaning
-from holdfast.policy import Policy, match_policy
+from holdfast.policy import RetentionPolicy, match_policy
 from holdfast.store import Store
 
 
@@ -19,7 +19,7 @@ class Outlook:
 
     session_id: str
     policy: str | None
-    terms: Policy | None
+    terms: RetentionPolicy | None
     rehydrated_at: datetime | None
     due_at: datetime | None
     held_by: Literal["session", "policy"] | None

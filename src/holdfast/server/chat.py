@@ -47,7 +47,17 @@ AgentName = Annotated[
 class ChatRequest(BaseModel):
     """Request body of `useChat`. Only the last message counts; other fields are ignored."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(
+        extra="ignore",
+        json_schema_extra={
+            "examples": [
+                {
+                    "id": "s1",
+                    "messages": [{"id": "m1", "role": "user", "parts": [{"type": "text", "text": "Hello"}]}],
+                }
+            ]
+        },
+    )
     id: Id = Field(description="The id of the chat, which is the session.")
     messages: list[dict[str, Any]] = Field(
         min_length=1, fail_fast=True, description="The messages of the chat, in the form of the AI SDK."
@@ -60,7 +70,18 @@ class ChatRequest(BaseModel):
 class ThreadRequest(BaseModel):
     """Request body of AG-UI's `HttpAgent`. Only the last message, or `resume`, counts."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(
+        extra="ignore",
+        json_schema_extra={
+            "examples": [
+                {
+                    "threadId": "s1",
+                    "runId": "r1",
+                    "messages": [{"id": "m1", "role": "user", "content": "Hello"}],
+                }
+            ]
+        },
+    )
     threadId: Id = Field(description="The id of the thread, which is the session.")  # noqa: N815
     runId: Id = Field(description="The id of the run. The same id again returns the same response.")  # noqa: N815
     messages: list[dict[str, Any]] = Field(
@@ -71,7 +92,14 @@ class ThreadRequest(BaseModel):
     )
 
 
-@route(router, "POST", "/api/chat", "user", responses={200: {"content": {"text/event-stream": {}}}})
+@route(
+    router,
+    "POST",
+    "/api/chat",
+    "user",
+    no_method="for `useChat` of the Vercel AI SDK",
+    responses={200: {"content": {"text/event-stream": {}}}},
+)
 async def chat(request: Request, body: ChatRequest, agent: AgentName = None) -> Response:
     """Answer `useChat`: queue the last message, or the answers to approvals in it, and stream the turn."""
     from holdfast.server.chat_content import parse_chat  # imports Pydantic AI
@@ -96,6 +124,7 @@ async def chat(request: Request, body: ChatRequest, agent: AgentName = None) -> 
     "GET",
     "/api/chat/{session_id}/stream",
     "read",
+    no_method="for `useChat` of the Vercel AI SDK",
     responses={200: {"content": {"text/event-stream": {}}}, 204: {"description": "No turn is active."}},
 )
 async def resume_chat(request: Request, session_id: SessionId) -> Response:
@@ -113,6 +142,7 @@ async def resume_chat(request: Request, session_id: SessionId) -> Response:
     "GET",
     "/api/chat/{session_id}",
     "read",
+    no_method="for `useChat` of the Vercel AI SDK",
     responses={
         200: {
             "model": list[dict[str, Any]],
@@ -145,7 +175,14 @@ async def chat_messages(
     )
 
 
-@route(router, "POST", "/api/ag-ui", "user", responses={200: {"content": {"text/event-stream": {}}}})
+@route(
+    router,
+    "POST",
+    "/api/ag-ui",
+    "user",
+    no_method="for the `HttpAgent` of AG-UI",
+    responses={200: {"content": {"text/event-stream": {}}}},
+)
 async def ag_ui(request: Request, body: ThreadRequest, agent: AgentName = None) -> Response:
     """Answer an AG-UI `HttpAgent`: queue the last message, or the answers to interrupts, and stream the run under its id."""
     from holdfast.server.chat_content import parse_resume, parse_thread

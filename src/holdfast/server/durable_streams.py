@@ -42,7 +42,7 @@ Offset = Annotated[
 ]
 
 
-@route(router, "HEAD", "/api/streams/{session_id}", "read")
+@route(router, "HEAD", "/api/streams/{session_id}", "read", no_method="for clients of Durable Streams")
 async def stream_head(request: Request, session_id: SessionId) -> Response:
     """Return the offset of the end of the stream, without content."""
     session = await store_of(request).session(session_id)
@@ -54,6 +54,7 @@ async def stream_head(request: Request, session_id: SessionId) -> Response:
     "GET",
     "/api/streams/{session_id}",
     "read",
+    no_method="for clients of Durable Streams; `SessionHandle.events` streams the same events",
     responses={
         200: {"content": {"application/json": {}, "text/event-stream": {}}},
         204: {"description": "With `live=long-poll`: there is nothing new."},

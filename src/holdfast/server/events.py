@@ -8,7 +8,7 @@ from fastapi import Header, Query, Request, Response
 from holdfast.api.models import FORMAT_HEADERS, ErrorBody, EventInfo, Format, Items
 from holdfast.operations.channel import Channel
 from holdfast.operations.events import check_event, grace_of, read_events
-from holdfast.operations.registry import SessionId
+from holdfast.operations.registry import ClientMethod, SessionId
 from holdfast.server.long_responses import EventStream
 from holdfast.server.routes import access_of, caller_of, channels_of, new_router, route
 
@@ -20,6 +20,10 @@ router = new_router("sessions")
     "GET",
     "/api/sessions/{session_id}/events",
     "read",
+    ClientMethod("SessionHandle.events", "tail"),
+    ClientMethod("SessionHandle.journal", "tail"),
+    ClientMethod("TurnHandle.events", "tail"),
+    ClientMethod("TurnHandle.result", "send", note="`holdfast send --wait`"),
     responses={
         200: {
             "model": Items[EventInfo],

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from holdfast.api.models import ErrorBody
 from holdfast.media import MediaStore, to_uri
 from holdfast.operations.media import find_media
+from holdfast.operations.registry import ClientMethod
 from holdfast.server.long_responses import Download
 from holdfast.server.routes import access_of, caller_of, new_router, route
 
@@ -24,6 +25,7 @@ _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
     "GET",
     "/api/media/{sha256}",
     "user",
+    ClientMethod("Client.media", note="`holdfast media show` shows what is known of it"),
     responses={
         200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}},
         206: {"description": "The requested range."},

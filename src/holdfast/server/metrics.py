@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import Request, Response
 
+from holdfast.operations.registry import ClientMethod
 from holdfast.server.routes import channels_of, new_router, route, store_of
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ router = new_router("operation")
     "GET",
     "/metrics",
     "user",
+    ClientMethod("Client.metrics", "top"),
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Metrics."}},
 )
 async def metrics(request: Request) -> Response:

@@ -65,13 +65,13 @@ class SignIn(RequestBody):
     token: Secret
 
 
-@route(router, "GET", "/docs", "public", include_in_schema=False)
+@route(router, "GET", "/docs", "public", no_method="the page of the HTTP API", include_in_schema=False)
 async def docs(request: Request) -> Response:
     """Return the reference of the HTTP API, which is built from `/openapi.json`."""
     return FILES["docs.html"].response(request)
 
 
-@route(router, "GET", "/", "public", include_in_schema=False)
+@route(router, "GET", "/", "public", no_method="the page", include_in_schema=False)
 async def index(request: Request) -> Response:
     """Return the page. With a valid token, keep it in a cookie and redirect to the address without it.
 
@@ -112,7 +112,16 @@ def _check_own_page(request: Request) -> None:
         raise Forbidden(required="the Origin of the server's own page", principal="this request")
 
 
-@route(router, "POST", "/sign-in", "public", body_limit=16 * 1024, include_in_schema=False, status_code=204)
+@route(
+    router,
+    "POST",
+    "/sign-in",
+    "public",
+    no_method="for browsers; a client sends its token",
+    body_limit=16 * 1024,
+    include_in_schema=False,
+    status_code=204,
+)
 async def sign_in(request: Request, body: SignIn) -> Response:
     """Keep a valid token in a cookie."""
     _check_own_page(request)
@@ -122,7 +131,9 @@ async def sign_in(request: Request, body: SignIn) -> Response:
     return answer
 
 
-@route(router, "POST", "/sign-out", "public", include_in_schema=False, status_code=204)
+@route(
+    router, "POST", "/sign-out", "public", no_method="for browsers", include_in_schema=False, status_code=204
+)
 async def sign_out(request: Request) -> Response:
     """Delete the cookie."""
     _check_own_page(request)
@@ -131,7 +142,7 @@ async def sign_out(request: Request) -> Response:
     return answer
 
 
-@route(router, "GET", "/static/{name}", "public", include_in_schema=False)
+@route(router, "GET", "/static/{name}", "public", no_method="files of the page", include_in_schema=False)
 async def static(request: Request, name: str) -> Response:
     """Return a file of the page."""
     result = FILES.get(name)

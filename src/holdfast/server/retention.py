@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 
 from holdfast.api.retention import RehydrateResult
 from holdfast.operations import retention
-from holdfast.operations.registry import SessionId
+from holdfast.operations.registry import ClientMethod, SessionId
 from holdfast.retention import spool
 from holdfast.retention.archive import MEDIA_TYPE
 from holdfast.server.long_responses import Download
@@ -41,6 +41,8 @@ class Imports:
     "GET",
     "/api/sessions/{session_id}/export",
     "read",
+    ClientMethod("SessionHandle.archive", "sessions export"),
+    ClientMethod("SessionHandle.export", "sessions export"),
     response_class=StreamingResponse,
     responses={
         200: {"content": {MEDIA_TYPE: _ARCHIVE, "application/gzip": _ARCHIVE}, "description": "The archive."},
@@ -76,6 +78,7 @@ async def _from(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerat
     "POST",
     "/api/sessions/{session_id}/rehydrate",
     "write",
+    ClientMethod("SessionHandle.rehydrate", "sessions rehydrate"),
     body_limit="max_archive_bytes",
 )
 async def rehydrate(

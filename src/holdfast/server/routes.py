@@ -21,7 +21,7 @@ from holdfast.jsontext import MOST_VALUES
 from holdfast.logs import log_context
 from holdfast.operations.access import Caller, Principal, Rule
 from holdfast.operations.channel import Channels
-from holdfast.operations.registry import MOST_FIELDS, Operation, parse_body
+from holdfast.operations.registry import MOST_FIELDS, ClientMethod, Operation, parse_body
 from holdfast.store import Store
 from holdfast.types import Session
 
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 RULES: dict[tuple[str, str], Rule] = {}
 """The rule of every route, by method and path."""
+CLIENT: dict[tuple[str, str], tuple[ClientMethod, ...]] = {}
+"""The methods of handles that use a route, by method and path."""
+NO_METHOD: dict[tuple[str, str], str] = {}
+"""The reason that no handle has a method for a route, by method and path."""
 BODY_LIMIT: Final = "holdfast.body_limit"
 """The key in a request's scope for the size limit of its body."""
 _LIMITS: dict[tuple[str, str], str | int] = {}
@@ -121,17 +125,18 @@ def route(
     method: str,
     path: str,
     rule: Rule,
-    *,
+    *client: ClientMethod,
+    no_method: str | None = None,
     body_limit: str | int | None = None,
     lenient: bool = False,
     **options: Any,
 ) -> Callable[[Any], Any]:
-    """Add a route with its rule. `body_limit` overrides `max_body_bytes`, in bytes or as the name of a setting.
+    """Add a route with its rule, and the methods of handles that use it, or the reason that there is none. `body_limit` overrides `max_body_bytes`, in bytes or as the name of a setting.
 
     A `lenient` route ignores unknown query parameters, for compatibility with clients of another server.
     """
     key = method, path.replace(":path}", "}")
-    RULES[key] = rule
+    _declare(key, rule, client, no_method)
     if lenient:
         _LENIENT.add(key)
     if body_limit is not None:
@@ -142,6 +147,15 @@ def route(
     if rule != "public":
         extra["security"] = [{"bearer": []}]
     return router.api_route(path, methods=[method], openapi_extra=extra, **options)
+
+
+def _declare(
+    key: tuple[str, str], rule: Rule, client: tuple[ClientMethod, ...], no_method: str | None
+) -> None:
+    RULES[key] = rule
+    CLIENT[key] = client
+    if no_method is not None:
+        NO_METHOD[key] = no_method
 
 
 def add_operation(router: APIRouter, operation: Operation) -> None:
@@ -173,12 +187,21 @@ def add_operation(router: APIRouter, operation: Operation) -> None:
     }
     if result is type(None):
         options["response_class"] = Response
-    route(router, operation.method, operation.path, operation.rule, **options)(endpoint)
+    add = route(
+        router,
+        operation.method,
+        operation.path,
+        operation.rule,
+        *operation.client,
+        no_method=operation.no_method,
+        **options,
+    )
+    add(endpoint)
 
 
-def socket(router: APIRouter, path: str, rule: Rule) -> Callable[[Any], Any]:
+def socket(router: APIRouter, path: str, rule: Rule, *, no_method: str) -> Callable[[Any], Any]:
     """Add a WebSocket with its rule, which it must check itself: the token may be its first message."""
-    RULES["WEBSOCKET", path] = rule
+    _declare(("WEBSOCKET", path), rule, (), no_method)
     return router.websocket(path)
 
 

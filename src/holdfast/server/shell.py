@@ -27,6 +27,7 @@ from holdfast.commands import Command, Output
 from holdfast.errors import BadInput, NotFound, SessionNotFound
 from holdfast.operations.access import Principal
 from holdfast.operations.channel import COMMENT, REFUSED, block, ending
+from holdfast.operations.registry import ClientMethod
 from holdfast.server.routes import (
     access_of,
     channels_of,
@@ -86,7 +87,14 @@ async def _own_command(request: Request, command_id: str) -> Command:
     return command
 
 
-@route(router, "POST", "/api/bash/start_bash_command", "shell", lenient=True)
+@route(
+    router,
+    "POST",
+    "/api/bash/start_bash_command",
+    "shell",
+    ClientMethod("ShellHandle.start", note="`holdfast shell run` waits for the end"),
+    lenient=True,
+)
 async def start_bash_command(request: Request, body: NewCommand) -> BashCommand:
     """Start a command. Its output appears in the log while it runs."""
     started = shown(await _start(request, body))
@@ -95,7 +103,14 @@ async def start_bash_command(request: Request, body: NewCommand) -> BashCommand:
     return started
 
 
-@route(router, "POST", "/api/bash/execute_bash_command", "shell", lenient=True)
+@route(
+    router,
+    "POST",
+    "/api/bash/execute_bash_command",
+    "shell",
+    ClientMethod("ShellHandle.run", "shell run"),
+    lenient=True,
+)
 async def execute_bash_command(request: Request, body: NewCommand) -> BashOutput:
     """Run a command and return its recorded output when it has ended. It continues if you disconnect."""
     started = await _start(request, body)
@@ -114,7 +129,14 @@ async def _all_outputs(shell: ShellService, command_id: str) -> list[Output]:
     return [output async for output in shell.follow(command_id)]
 
 
-@route(router, "GET", "/api/bash/bash_events/search", "shell", lenient=True)
+@route(
+    router,
+    "GET",
+    "/api/bash/bash_events/search",
+    "shell",
+    ClientMethod("ShellHandle.events", "shell list"),
+    lenient=True,
+)
 async def search_bash_events(
     request: Request,
     kind__eq: Kind | None = None,
@@ -149,7 +171,14 @@ def _instant(at: datetime | None) -> datetime | None:
     return at.replace(tzinfo=UTC) if at is not None and at.tzinfo is None else at
 
 
-@route(router, "GET", "/api/bash/bash_events/", "shell", lenient=True)
+@route(
+    router,
+    "GET",
+    "/api/bash/bash_events/",
+    "shell",
+    no_method="for clients of other agent servers",
+    lenient=True,
+)
 async def batch_get_bash_events(
     request: Request,
     event_ids: Annotated[
@@ -180,25 +209,39 @@ async def _ids_in_body(request: Request) -> list[str]:
         raise BadInput(problem=f"the body is not a list of 1 to {_BATCH} ids") from None
 
 
-@route(router, "GET", "/api/bash/bash_events/{event_id}", "shell", lenient=True)
+@route(
+    router,
+    "GET",
+    "/api/bash/bash_events/{event_id}",
+    "shell",
+    no_method="for clients of other agent servers",
+    lenient=True,
+)
 async def get_bash_event(request: Request, event_id: Annotated[Uuid, Path()]) -> BashEvent:
     """Return an event of the log."""
     return shown(await _shell(request).event(event_id, owner=principal_of(request).owner_filter))
 
 
-@route(router, "DELETE", "/api/bash/bash_events", "shell", lenient=True)
+@route(
+    router,
+    "DELETE",
+    "/api/bash/bash_events",
+    "shell",
+    ClientMethod("ShellHandle.clear", "shell sweep"),
+    lenient=True,
+)
 async def clear_bash_events(request: Request) -> Cleared:
     """Delete the output in your log; as an administrator, in all logs. Running commands and sessions on hold are kept, and so are results."""
     return Cleared(cleared_count=await _shell(request).clear(owner=principal_of(request).owner_filter))
 
 
-@route(router, "GET", "/api/bash/{command_id}", "shell")
+@route(router, "GET", "/api/bash/{command_id}", "shell", ClientMethod("ShellHandle.info", "shell list"))
 async def read_command(request: Request, command_id: Annotated[Uuid, Path()]) -> CommandResult:
     """Return a command and its result, even after its output was deleted."""
     return CommandResult.of(await _own_command(request, command_id))
 
 
-@route(router, "POST", "/api/bash/{command_id}/stop", "shell")
+@route(router, "POST", "/api/bash/{command_id}/stop", "shell", ClientMethod("ShellHandle.stop", "shell stop"))
 async def stop_command(request: Request, command_id: Annotated[Uuid, Path()]) -> CommandResult:
     """Stop a command of any server."""
     await _own_command(request, command_id)
@@ -210,6 +253,7 @@ async def stop_command(request: Request, command_id: Annotated[Uuid, Path()]) ->
     "GET",
     "/api/bash/{command_id}/output",
     "shell",
+    ClientMethod("ShellHandle.output", "shell output"),
     responses={
         200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "Output."}
     },

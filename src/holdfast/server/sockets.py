@@ -41,7 +41,12 @@ _REFUSED, _TOO_SLOW, _TOO_MANY, _RESTART = 4001, 1008, 1013, 1012
 _log = logging.getLogger(__name__)
 
 
-@socket(router, PATH, "shell")
+@socket(
+    router,
+    PATH,
+    "shell",
+    no_method="for clients of other agent servers; `ShellHandle.output` streams over HTTP",
+)
 async def bash_events(websocket: WebSocket) -> None:
     """Send new events of the log. With `resend_mode=all` (or `resend_all=true`), send its existing events first."""
     await _BashSocket(websocket).serve()

@@ -3,7 +3,13 @@
 
 import { plainly } from "./words.js";
 
-const ENDED = new Set(["run_completed", "run_failed", "run_interrupted", "approval_requested"]);
+const ENDED = new Set(["run_completed", "run_failed", "run_interrupted", "approval_requested", "run_waiting"]);
+
+// A wait in words: a time, a signal, or a signal by a time.
+function sleepOf({ wait, name, until }) {
+  const what = wait === "signal" ? `waits for the signal ${name}` : "";
+  return `${what}${until ? `${what && ", "}until ${new Date(until).toLocaleString()}` : ""}`;
+}
 
 const HANDOVERS = {
   background: "Moved to the background: another worker continues.",
@@ -113,6 +119,13 @@ export class Journal {
       case "recovered":
         this._cutOff(payload.run_id, event);
         this._mark(event, "good", "Recovered: the worker stopped, and another continued from the recorded state.");
+        break;
+      case "run_waiting":
+        this._ran(event, "waiting");
+        this._mark(event, "note", `Sleeping: ${(payload.waits ?? []).map(sleepOf).join(", ")}.`);
+        break;
+      case "signal_arrived":
+        this._mark(event, "note", `The signal ${payload.name} arrived.`);
         break;
       case "waiting_for_thread":
         this._mark(event, "note", `Stopped. The turn ends when ${payload.name} has ended, which runs in a thread.`);

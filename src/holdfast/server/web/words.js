@@ -11,7 +11,7 @@ export const STATUS = {
   failed: "failed",
 };
 
-export const REASON = { worker: "no worker", resume: "interrupted" };
+export const REASON = { worker: "no worker", resume: "interrupted", timer: "scheduled" };
 
 // The states of tool calls, model requests and runs in all views: label and explanation.
 const OUTCOMES = {
