@@ -18,6 +18,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ from holdfast.ids import new_id
 from holdfast.media import open_media
 from holdfast.retention import clean, rehydrate, sweep, write_archive
 from holdfast.store import Store, open_store
-from holdfast.tables import TABLES
+from holdfast.store.sql.lookups import stored_columns
+from holdfast.tables import NUMBERED, TABLES, Table
 from tests.servers import postgres
 
 DAY_US = 86_400 * 1_000_000
@@ -39,9 +41,11 @@ POLICIES = [
     {"name": "swept", "agent": "swept", "idle_days": 30, "max_age_days": 365, "action": "clean"},
 ]
 SESSION_COLUMNS = "id, agent, owner, title, title_folded, status, hold, metadata, created_at, active_at"
-HEAD_COLUMNS = "session_id, epoch, seq, writes, written"
-EVENT_COLUMNS = "session_id, seq, kind, at, payload"
-MESSAGE_COLUMNS = "session_id, segment, position, body"
+HEAD_COLUMNS = "session_id, number, agent, epoch, seq, writes, written"
+EVENT_COLUMNS = "session, seq, kind, at, payload"
+NUMBERS = count(10**9)
+"""Numbers of sessions that the store does not give."""
+MESSAGE_COLUMNS = "session, segment, position, body"
 
 
 @dataclass(frozen=True)
@@ -113,10 +117,10 @@ class Sqlite(Database):
         started = time.perf_counter()
         connection.execute("BEGIN")
         for table in TABLES:
-            columns = ", ".join(table.names)
+            columns = ", ".join(name for name, _ in stored_columns(table))
             connection.execute(
                 f"INSERT INTO main.{table.name} ({columns}) SELECT {columns} FROM source.{table.name}"
-                " WHERE session_id = ?",
+                f" WHERE {of_session(table, 'source.heads', '?')}",
                 (session_id,),
             )
         connection.execute("COMMIT")
@@ -156,10 +160,10 @@ class Postgresql(Database):
         started = time.perf_counter()
         async with connection.transaction():
             for table in TABLES:
-                columns = ", ".join(table.names)
+                columns = ", ".join(name for name, _ in stored_columns(table))
                 await connection.execute(
                     f"INSERT INTO elsewhere.{table.name} ({columns}) SELECT {columns} FROM {table.name}"
-                    " WHERE session_id = $1",
+                    f" WHERE {of_session(table, 'heads', '$1')}",
                     session_id,
                 )
         took = time.perf_counter() - started
@@ -178,6 +182,13 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
+def of_session(table: Table, heads: str, parameter: str) -> str:
+    """Return the condition for a session's rows of a table."""
+    if table.name not in NUMBERED:
+        return f"session_id = {parameter}"
+    return f"session = (SELECT number FROM {heads} WHERE session_id = {parameter})"
+
+
 async def add_sessions(
     database: Database, count: int, *, agent: str, days: float, status: str = "idle", events: int = 0
 ) -> None:
@@ -186,17 +197,20 @@ async def add_sessions(
     at = now_us() - round(days * DAY_US)
     rows = [(i, agent, "owner", "title", "title", status, 0, "{}", at - n, at + n) for n, i in enumerate(ids)]
     await database.insert("sessions", SESSION_COLUMNS, rows)
-    await database.insert("heads", HEAD_COLUMNS, [(i, 1, events, 0, 0) for i in ids])
+    numbered = list(zip(NUMBERS, ids, strict=False))
+    await database.insert(
+        "heads", HEAD_COLUMNS, [(i, number, agent, 1, events, 0, 0) for number, i in numbered]
+    )
     if not events:
         return
     payload, body = json.dumps({"text": "x" * 200}), json.dumps("y" * 500)
     numbers = range(1, events + 1)
     await database.insert(
-        "events", EVENT_COLUMNS, [(i, seq, "message", at, payload) for i in ids for seq in numbers]
+        "events", EVENT_COLUMNS, [(i, seq, "message", at, payload) for i, _ in numbered for seq in numbers]
     )
-    await database.insert("segments", "session_id, number, start", [(i, 1, 0) for i in ids])
+    await database.insert("segments", "session, number, start", [(i, 1, 0) for i, _ in numbered])
     await database.insert(
-        "messages", MESSAGE_COLUMNS, [(i, 1, seq - 1, body) for i in ids for seq in numbers]
+        "messages", MESSAGE_COLUMNS, [(i, 1, seq - 1, body) for i, _ in numbered for seq in numbers]
     )
 
 
@@ -258,26 +272,26 @@ async def sweeps(report: Report, few: Database, many: Database, scale: Scale) ->
 
 async def add_large_session(database: Database, megabytes: int) -> str:
     """Add a session of messages of 10 KB, and an event for each."""
-    session_id = new_id()
+    session_id, number = new_id(), next(NUMBERS)
     count = megabytes * 100
     at = now_us()
     await database.insert(
         "sessions", SESSION_COLUMNS, [(session_id, "a", "o", "t", "t", "idle", 0, "{}", at, at)]
     )
-    await database.insert("heads", HEAD_COLUMNS, [(session_id, 1, count, 0, 0)])
-    await database.insert("segments", "session_id, number, start", [(session_id, 1, 0)])
+    await database.insert("heads", HEAD_COLUMNS, [(session_id, number, "a", 1, count, 0, 0)])
+    await database.insert("segments", "session, number, start", [(number, 1, 0)])
     for start in range(0, count, 5000):
         numbers = range(start, min(start + 5000, count))
         bodies = [json.dumps({"text": os.urandom(5200).hex(), "n": n}) for n in numbers]
         await database.insert(
             "messages",
             MESSAGE_COLUMNS,
-            [(session_id, 1, n, body) for n, body in zip(numbers, bodies, strict=True)],
+            [(number, 1, n, body) for n, body in zip(numbers, bodies, strict=True)],
         )
         await database.insert(
             "events",
             f"{EVENT_COLUMNS}, segment, position",
-            [(session_id, n + 1, "message", at, "{}", 1, n) for n in numbers],
+            [(number, n + 1, "message", at, "{}", 1, n) for n in numbers],
         )
     await database.settle()
     return session_id

@@ -16,7 +16,7 @@ from docs.site import PAGES as SITE_PAGES
 from docs.site import slug
 from holdfast.cli import app
 from holdfast.config import PREFIX, Settings, load_settings
-from holdfast.policy import Policy
+from holdfast.policy import RetentionPolicy
 from holdfast.server.app import create_app
 from holdfast.shell import ShellService
 from holdfast.store import open_store
@@ -32,9 +32,13 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 def test_every_command_and_option_is_documented():
     page = (DOCS / "reference" / "cli.md").read_text()
     for name, command in commands(typer.main.get_command(app)):
-        (row,) = [line for line in page.splitlines() if line.startswith(f"| `holdfast {name}` ")]
+        rows = [line for line in page.splitlines() if line.startswith(f"| `holdfast {name}` ")]
+        assert len(rows) == 1, f"Add one row for `holdfast {name}` to docs/reference/cli.md."
         for parameter in command.params:
-            assert f"`{parameter.opts[0]}`" in row
+            option = f"`{parameter.opts[0]}`"
+            assert option in rows[0], (
+                f"Add {option} to the row of `holdfast {name}` in docs/reference/cli.md."
+            )
 
 
 def commands(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -46,6 +50,15 @@ def commands(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from commands(command, f"{path}{name} ")
         else:
             yield f"{path}{name}", command
+
+
+def test_the_guide_to_a_new_operation_shows_the_code():
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
+    shown = re.findall(r"^   `(src/\S+)`:\n\n   ```\w+\n(.*?)^   ```", guide, re.DOTALL | re.MULTILINE)
+    assert len(shown) == 7
+    for path, fragment in shown:
+        code = "".join(line.removeprefix("   ") for line in fragment.splitlines(keepends=True))
+        assert code in (ROOT / path).read_text(), path
 
 
 def test_every_test_that_is_named_exists():
@@ -188,7 +201,7 @@ def test_the_example_of_a_policy_is_accepted(tmp_path: Path, monkeypatch: pytest
     assert [policy.name for policy in load_settings().retention] == ["legal", "support", "everything else"]
     monkeypatch.setenv("HOLDFAST_RETENTION", variable)
     assert [policy.action for policy in load_settings().retention] == ["clean"]
-    for key in Policy.model_fields:
+    for key in RetentionPolicy.model_fields:
         assert f"| `{key}` |" in page
 
 

@@ -32,7 +32,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCall
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.models.test import TestModel
 
-from holdfast import Holdfast, annotate_effect, idempotency_key, open_store, resume
+from holdfast import Holdfast, annotate_effect, connect, idempotency_key, open_store, resume
 from holdfast.cli import app
 from holdfast.media import open_media
 from holdfast.record import ExternalMedia
@@ -93,7 +93,7 @@ COMPILED = {
 PYTHON = [block for block in fenced() if block.language == "python"]
 FRAGMENTS = [block for block in PYTHON if not block.is_whole and block.name not in COMPILED]
 PLACEHOLDERS = {
-    *("agent", "other", "model", "store", "media", "shell", "bank", "pool", "client"),
+    *("agent", "other", "model", "store", "media", "shell", "bank", "pool", "client", "session"),
     *("session_id", "run_id", "key", "lease", "submission", "answer"),
 }
 """Names that a fragment may use without defining them: what its page is about."""
@@ -491,6 +491,11 @@ async def runs_alone(store: Store, text: str) -> None:
     await run(text, {})
 
 
+async def has_a_session(store: Store, text: str) -> None:
+    async with connect(store) as hf:
+        await run(text, {"session": await hf.session("order-5", agent="shop")})
+
+
 AMONG: dict[str, Callable[[Store, str], Any]] = {
     "docs/how-to/steps.md#1": runs_alone,
     "docs/how-to/testing.md#1": passes,
@@ -505,6 +510,9 @@ AMONG: dict[str, Callable[[Store, str], Any]] = {
     "docs/how-to/serve.md#1": talks,
     "docs/how-to/shell.md#1": has_a_shell,
     "docs/how-to/stores.md#3": conforms,
+    "docs/how-to/time.md#1": runs_alone,
+    "docs/how-to/time.md#2": has_a_session,
+    "docs/how-to/time.md#4": has_a_session,
     "docs/how-to/worker.md#0": works,
     "docs/how-to/worker.md#1": looks_around,
     "docs/how-to/worker.md#2": seals,

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
         load_history,
         resume,
         rewind,
+        signal,
+        sleep,
+        sleep_until,
         step,
     )
     from holdfast.runtime import (
@@ -69,6 +72,9 @@ _MODULES = {
         "load_history",
         "resume",
         "rewind",
+        "signal",
+        "sleep",
+        "sleep_until",
         "step",
     ),
     "runtime": (
@@ -123,6 +129,9 @@ __all__ = [
     "resume",
     "rewind",
     "settle_effect",
+    "signal",
+    "sleep",
+    "sleep_until",
     "step",
 ]
 

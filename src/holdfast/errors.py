@@ -488,6 +488,12 @@ class OutcomeUnknown(HoldfastError):
     code = "outcome_unknown"
 
 
+class SignalTimeout(HoldfastError, TimeoutError):
+    """The signal {name!r} did not arrive in time."""
+
+    code = "signal_timeout"
+
+
 class StepsDiffer(HoldfastError):
     """The code differs from the record: {asked}, but the next recorded entry is {recorded}. Restore the code, or restart the turn."""
 

@@ -144,6 +144,41 @@ class ApprovalAnswered(_Event):
     by: str | None = _payload("by", None)
 
 
+class WaitStarted(_Event):
+    """A tool or agent began to sleep, or to wait for a signal. It ends at `until`, if that is set, or when the signal `name` arrives."""
+
+    kind: Literal["wait_started"] = "wait_started"
+    call_id: str = _payload("call_id")
+    wait: Literal["sleep", "signal"] = _payload("wait")
+    until: datetime | None = _payload("until", None)
+    name: str | None = _payload("name", None)
+
+
+class WaitEnded(_Event):
+    """A wait is over: its time has come, or its signal has arrived."""
+
+    kind: Literal["wait_ended"] = "wait_ended"
+    call_id: str = _payload("call_id")
+    wait: Literal["sleep", "signal"] = _payload("wait")
+    name: str | None = _payload("name", None)
+    ended_by: Literal["time", "signal"] = _payload("ended_by")
+
+
+class RunWaiting(_Event):
+    """A run waits for times and signals. Its turn uses no process until then. `waits` has the call, the kind, the time and the signal of each."""
+
+    kind: Literal["run_waiting"] = "run_waiting"
+    waits: list[dict[str, Any]] = _payload("waits")
+
+
+class SignalArrived(_Event):
+    """A signal arrived, and is kept until a tool or agent receives it."""
+
+    kind: Literal["signal_arrived"] = "signal_arrived"
+    name: str = _payload("name")
+    data: Any = _payload("data", None)
+
+
 class TokenUsage(BaseModel):
     """The tokens of one model request."""
 
@@ -361,6 +396,10 @@ KnownEvent: TypeAlias = (
     | RunRecovered
     | ApprovalRequested
     | ApprovalAnswered
+    | WaitStarted
+    | WaitEnded
+    | RunWaiting
+    | SignalArrived
     | ModelRequestStarted
     | ModelRequestCompleted
     | ModelRequestFailed

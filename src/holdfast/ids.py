@@ -6,12 +6,14 @@ import re
 import time
 import uuid
 from collections.abc import Collection
+from datetime import datetime
 
 from holdfast.errors import BadId, BadInput, BadText, BadUuid
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@=+~-]{0,127}")
 _UUID = re.compile(r"[0-9a-f]{8}(-?)[0-9a-f]{4}\1[0-9a-f]{4}\1[0-9a-f]{4}\1[0-9a-f]{12}", re.IGNORECASE)
 _LONGEST_NAME = 256
+_LONGEST_RUN_ID = 512
 LONGEST_TITLE = 1000
 _READ_FOR_TITLE = 1000
 _SHOWN_TITLE = 80
@@ -49,6 +51,21 @@ def check_name(value: str, what: str) -> str:
     """Return `value` if it is a short printable text, such as an owner or the name of an agent or a tool."""
     if not isinstance(value, str) or not value or len(value) > _LONGEST_NAME or not value.isprintable():  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BadText(what=what, problem=f"must have 1 to {_LONGEST_NAME} printable characters")
+    return value
+
+
+def check_run_id(value: str) -> str:
+    """Return `value` if it can name a run. It may come from another framework, so it is any text that an index can contain."""
+    check_text(value, "run id")
+    if len(value) > _LONGEST_RUN_ID:
+        raise BadText(what="run id", problem=f"has more than {_LONGEST_RUN_ID} characters")
+    return value
+
+
+def check_time(value: datetime, what: str) -> datetime:
+    """Return `value` if it names one moment: it has a time zone."""
+    if value.tzinfo is None:
+        raise BadInput(problem=f"{what} has no time zone. Use a time like datetime.now(UTC)")
     return value
 
 

@@ -123,6 +123,7 @@ def bodies(known: dict[str, str]) -> dict[tuple[str, str], Any]:
         ("POST", "/sessions"): {"agent": "agent", "id": known["session_id"]},
         ("PATCH", "/{session_id}"): {"title": "taken over", "hold": True},
         ("POST", "/submissions"): {"text": "hello"},
+        ("POST", "/{name}"): {"data": 1},
         ("POST", "/approvals"): {"call_id": known["call_id"], "digest": "0" * 64, "approved": True},
         ("POST", "/interrupt"): {"submission_id": known["submission_id"]},
         ("POST", "/rewind"): place,

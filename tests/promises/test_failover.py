@@ -16,6 +16,7 @@ from tests.raw_client import AsyncClient, ServerError, ServerUnavailable
 from tests.servers import Pair, free_port, replicated
 from tests.torture.app import effects_folder
 from tests.torture.clients import Clients
+from tests.torture.drill import until_quiet
 from tests.torture.fleet import front, worker
 from tests.torture.verdict import Effects, Verdict, judge
 
@@ -104,6 +105,7 @@ async def _drill(
     clients.stopping.set()
     await asyncio.gather(*submitting)
     await _until(lambda: not clients.open)
+    await until_quiet(clients)  # readers may still receive what followed the last end
     assert all(not task.done() for task in background)
     verdict = Verdict()
     assert await asyncio.gather(*(member.end(30) for member in members)) == [0] * len(members)

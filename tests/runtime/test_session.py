@@ -14,7 +14,7 @@ from holdfast import Store, open_store
 from holdfast.config import load_settings
 from holdfast.errors import BadInput, StoreFull, TurnInProgress
 from holdfast.ids import new_id
-from holdfast.record import batches, buffer
+from holdfast.record import buffer
 from holdfast.record.open_calls import is_provider_valid
 from holdfast.record.recovery import find_resume_point
 from holdfast.runtime import AgentSetup, Worker, current_session
@@ -622,7 +622,7 @@ async def test_a_turn_is_handed_over_although_its_start_could_not_be_written_in_
     store: Store, session: str, monkeypatch: pytest.MonkeyPatch
 ):
     """As on a starved machine: the worker gives up waiting for the write, and the run is not on record."""
-    monkeypatch.setattr(batches, "_PATIENCE", 0.01)
+    monkeypatch.setattr(buffer, "_PATIENCE", 0.01)
     monkeypatch.setattr(buffer, "_SETUP", 60)
     write, preparing, stopping = store.write, asyncio.Event(), asyncio.Event()
 

@@ -309,7 +309,7 @@ async def test_a_worker_that_loses_a_session_waits_for_its_thread_before_it_cont
 
 async def test_a_worker_that_stops_keeps_the_lease_while_a_thread_works(store: Store, payments: Payments):
     await store.create_session(agent="clerk", owner="you", id="s")
-    worker = Worker(store, [_plain(payments)], grace=0.1, ttl=0.5, renew=0.1)
+    worker = Worker(store, [_plain(payments)], grace=0.1, ttl=2, renew=0.3)
     serving = asyncio.create_task(worker.run())
     await send(store, "s", "Pay!")
     await _running(payments)
@@ -317,7 +317,7 @@ async def test_a_worker_that_stops_keeps_the_lease_while_a_thread_works(store: S
     assert not await serving
     assert worker.threads_are_working
     assert (await store.session("s")).holder == worker.name
-    await asyncio.sleep(0.7)  # longer than the lease lasts without being renewed
+    await asyncio.sleep(2.4)  # longer than the lease lasts without being renewed
     assert (await store.session("s")).holder == worker.name
     payments.goes_on.set()
 

@@ -146,7 +146,7 @@ async def _hit(
             problem = f"{clients.open} submissions were not seen to end within {plan.rest:g} s"
             outcome.verdict.add("sessions stuck", [problem])
         outcome.facts["seconds to rest"] = round(time.monotonic() - calm, 1)
-        await _until_quiet(clients)
+        await until_quiet(clients)
     finally:
         everyone = (*background, *submitting, interrupting)
         for task in everyone:
@@ -154,7 +154,7 @@ async def _hit(
         await asyncio.gather(*everyone, return_exceptions=True)
 
 
-async def _until_quiet(clients: Clients) -> None:
+async def until_quiet(clients: Clients) -> None:
     """Wait until readers have seen nothing new for a while: what comes after an end, and what was approved twice."""
     seen, since = -1, time.monotonic()
     deadline = since + 30

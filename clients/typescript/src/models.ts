@@ -160,6 +160,8 @@ export interface ContentMessage {
   when_busy?: "queue" | "steer" | "interrupt" | "reject";
   /** A second submission with the same key is not queued; the first one is returned. */
   idempotency_key?: string | null;
+  /** The time from which a worker may start it, with a time zone; by default now. At most ten years ahead. */
+  deliver_at?: string | null;
   kind?: "message";
   /** The parts of the message. */
   content: Array<string | PlainTextPart | TextContentPart | FilePart | BinaryPart | CachePart>;
@@ -257,6 +259,8 @@ export interface Fork {
   when_busy?: "queue" | "steer" | "interrupt" | "reject";
   /** A second submission with the same key is not queued; the first one is returned. */
   idempotency_key?: string | null;
+  /** The time from which a worker may start it, with a time zone; by default now. At most ten years ahead. */
+  deliver_at?: string | null;
   kind: "fork";
   /** The checkpoint to copy; by default the latest. */
   checkpoint_id?: string | null;
@@ -284,6 +288,8 @@ export interface HistoryCommand {
   when_busy?: "queue" | "steer" | "interrupt" | "reject";
   /** A second submission with the same key is not queued; the first one is returned. */
   idempotency_key?: string | null;
+  /** The time from which a worker may start it, with a time zone; by default now. At most ten years ahead. */
+  deliver_at?: string | null;
   kind: "undo" | "compact" | "shutdown";
 }
 
@@ -537,6 +543,8 @@ export interface RetryTurn {
   when_busy?: "queue" | "steer" | "interrupt" | "reject";
   /** A second submission with the same key is not queued; the first one is returned. */
   idempotency_key?: string | null;
+  /** The time from which a worker may start it, with a time zone; by default now. At most ten years ahead. */
+  deliver_at?: string | null;
   kind: "retry";
   /** The turn to continue. */
   submission_id: string;
@@ -550,6 +558,8 @@ export interface Rewind {
   when_busy?: "queue" | "steer" | "interrupt" | "reject";
   /** A second submission with the same key is not queued; the first one is returned. */
   idempotency_key?: string | null;
+  /** The time from which a worker may start it, with a time zone; by default now. At most ten years ahead. */
+  deliver_at?: string | null;
   kind: "rewind";
   /** The checkpoint to continue from. */
   checkpoint_id: string;
@@ -669,6 +679,14 @@ export interface SessionInfo {
   metadata: Record<string, unknown>;
 }
 
+/** A signal to a session. */
+export interface SignalBody {
+  /** Any JSON value. The tool or agent that waits for the signal receives it. */
+  data?: unknown;
+  /** A second signal with the same key is not delivered; the first one is returned. */
+  idempotency_key?: string | null;
+}
+
 /** The states of a session. */
 export interface StateList {
   items: Array<StateVersion>;
@@ -698,6 +716,8 @@ export interface SubmissionDetail {
   created_at: string;
   started_at: string | null;
   ended_at: string | null;
+  /** The time before which it does not start. While its turn waits: when the turn continues without an answer. */
+  deliver_at?: string | null;
   /** The submitted content. Lists include it only with `payloads`. */
   payload?: unknown;
 }
@@ -719,6 +739,8 @@ export interface SubmissionInfo {
   created_at: string;
   started_at: string | null;
   ended_at: string | null;
+  /** The time before which it does not start. While its turn waits: when the turn continues without an answer. */
+  deliver_at?: string | null;
 }
 
 /** The result for one session that was due. */
@@ -766,6 +788,8 @@ export interface TextMessage {
   when_busy?: "queue" | "steer" | "interrupt" | "reject";
   /** A second submission with the same key is not queued; the first one is returned. */
   idempotency_key?: string | null;
+  /** The time from which a worker may start it, with a time zone; by default now. At most ten years ahead. */
+  deliver_at?: string | null;
   kind?: "message";
   /** The text of the message. */
   text: string;
@@ -800,4 +824,4 @@ export interface WorkerInfo {
 }
 
 /** The codes of the errors. A newer server may have others. */
-export type ErrorCode = "agent_exited" | "approval_needed" | "archive_failed" | "archive_too_new" | "bad_archive" | "bad_cursor" | "bad_id" | "bad_import" | "bad_input" | "bad_key" | "bad_settings" | "bad_text" | "bad_uri" | "bad_usage" | "bad_uuid" | "command_lost" | "conflict" | "credential_sealed" | "error" | "event_not_found" | "folder_not_found" | "forbidden" | "history_too_large" | "holder_lost" | "id_unavailable" | "key_reused" | "lease_lost" | "media_collected" | "media_damaged" | "media_denied" | "media_error" | "media_full" | "media_not_found" | "media_unavailable" | "missing_extra" | "not_cleaned" | "not_found" | "outcome_unknown" | "payload_too_large" | "queue_full" | "retention_refused" | "server_error" | "server_unavailable" | "session_busy" | "session_cleaned" | "session_erased" | "session_exists" | "session_moved" | "session_not_found" | "shell_closed" | "shell_unavailable" | "step_failed" | "steps_differ" | "stopping" | "store_busy" | "store_closed" | "store_corrupt" | "store_error" | "store_forked" | "store_full" | "store_in_use" | "store_missing" | "store_read_only" | "store_replaced" | "store_too_new" | "store_too_old" | "store_unavailable" | "sweep_running" | "too_many_exports" | "turn_failed" | "turn_in_progress" | "turn_not_retriable" | "unauthenticated" | "unknown_media" | "unknown_store" | "version_conflict";
+export type ErrorCode = "agent_exited" | "approval_needed" | "archive_failed" | "archive_too_new" | "bad_archive" | "bad_cursor" | "bad_id" | "bad_import" | "bad_input" | "bad_key" | "bad_settings" | "bad_text" | "bad_uri" | "bad_usage" | "bad_uuid" | "command_lost" | "conflict" | "credential_sealed" | "error" | "event_not_found" | "folder_not_found" | "forbidden" | "history_too_large" | "holder_lost" | "id_unavailable" | "key_reused" | "lease_lost" | "media_collected" | "media_damaged" | "media_denied" | "media_error" | "media_full" | "media_not_found" | "media_unavailable" | "missing_extra" | "not_cleaned" | "not_found" | "outcome_unknown" | "payload_too_large" | "queue_full" | "retention_refused" | "server_error" | "server_unavailable" | "session_busy" | "session_cleaned" | "session_erased" | "session_exists" | "session_moved" | "session_not_found" | "shell_closed" | "shell_unavailable" | "signal_timeout" | "step_failed" | "steps_differ" | "stopping" | "store_busy" | "store_closed" | "store_corrupt" | "store_error" | "store_forked" | "store_full" | "store_in_use" | "store_missing" | "store_read_only" | "store_replaced" | "store_too_new" | "store_too_old" | "store_unavailable" | "sweep_running" | "too_many_exports" | "turn_failed" | "turn_in_progress" | "turn_not_retriable" | "unauthenticated" | "unknown_media" | "unknown_store" | "version_conflict";

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     AliasChoices,
+    AwareDatetime,
     ConfigDict,
     Discriminator,
     Field,
@@ -29,6 +30,10 @@ class _Submitted(RequestBody):
     idempotency_key: Name | None = Field(
         None, description="A second submission with the same key is not queued; the first one is returned."
     )
+    deliver_at: AwareDatetime | None = Field(
+        None,
+        description="The time from which a worker may start it, with a time zone; by default now. At most ten years ahead.",
+    )
 
 
 class TextMessage(_Submitted):
@@ -45,6 +50,13 @@ class TextMessage(_Submitted):
 class ContentMessage(_Submitted):
     """A message of several parts: text and files."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"content": ["What is this?", {"kind": "image-url", "url": "https://example.com/a.png"}]}
+            ]
+        }
+    )
     kind: Literal["message"] = "message"
     content: Content = Field(description="The parts of the message.")
 
@@ -52,12 +64,18 @@ class ContentMessage(_Submitted):
 class HistoryCommand(_Submitted):
     """A command on the history or on the session."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"kind": "undo"}]})
     kind: Literal["undo", "compact", "shutdown"]
 
 
 class Rewind(_Submitted):
     """Continue from an earlier checkpoint."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"kind": "rewind", "checkpoint_id": "019a7d3e-5c1b-7f00-8a2e-3d4f5a6b7c8d"}]
+        }
+    )
     kind: Literal["rewind"]
     checkpoint_id: Id = Field(description="The checkpoint to continue from.")
 
@@ -71,6 +89,11 @@ _FROM_STEP = "For a plain agent: the call id of a step. That step and all later 
 class RetryTurn(_Submitted):
     """Continue a turn that failed, was interrupted or was given up."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"kind": "retry", "submission_id": "019a7d3e-5c1b-7f00-8a2e-3d4f5a6b7c8d"}]
+        }
+    )
     kind: Literal["retry"]
     submission_id: Id = Field(description="The turn to continue.")
     from_step: StepEntry | None = Field(None, description=_FROM_STEP)
@@ -79,6 +102,7 @@ class RetryTurn(_Submitted):
 class Fork(_Submitted):
     """Copy the history into a new session."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"kind": "fork", "session_id": "copy-of-s1"}]})
     kind: Literal["fork"]
     checkpoint_id: Id | None = Field(None, description="The checkpoint to copy; by default the latest.")
     session_id: Id | None = Field(None, description="The id of the new session; by default it is generated.")
@@ -106,6 +130,17 @@ NewSubmission = Annotated[
 class ApprovalDecision(RequestBody):
     """A decision about a tool call."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "call_id": "call_1",
+                    "digest": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+                    "approved": True,
+                }
+            ]
+        }
+    )
     call_id: str = Field(
         min_length=1, max_length=500, description="The tool call, from `approvals` of the session."
     )
@@ -119,15 +154,35 @@ class ApprovalDecision(RequestBody):
     )
 
 
+class SignalBody(RequestBody):
+    """A signal to a session."""
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"data": {"amount": 5}, "idempotency_key": "k1"}]}
+    )
+    data: Any = Field(
+        None, description="Any JSON value. The tool or agent that waits for the signal receives it."
+    )
+    idempotency_key: Name | None = Field(
+        None, description="A second signal with the same key is not delivered; the first one is returned."
+    )
+
+
 class RewindTarget(RequestBody):
     """The checkpoint to continue from."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"checkpoint_id": "019a7d3e-5c1b-7f00-8a2e-3d4f5a6b7c8d"}]}
+    )
     checkpoint_id: Id = Field(description="The checkpoint to continue from.")
 
 
 class InterruptTarget(RequestBody):
     """The submission to cancel. A running or waiting turn is stopped; a queued submission is removed."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"submission_id": "019a7d3e-5c1b-7f00-8a2e-3d4f5a6b7c8d"}]}
+    )
     submission_id: Id | None = Field(
         None, description="The submission to cancel; by default the running turn."
     )
@@ -136,6 +191,9 @@ class InterruptTarget(RequestBody):
 class RetryTarget(RequestBody):
     """The turn to continue."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"submission_id": "019a7d3e-5c1b-7f00-8a2e-3d4f5a6b7c8d"}]}
+    )
     submission_id: Id = Field(description="The submission of the turn that failed.")
     from_step: StepEntry | None = Field(default=None, description=_FROM_STEP)
 
@@ -143,6 +201,7 @@ class RetryTarget(RequestBody):
 class ForkTarget(RequestBody):
     """The checkpoint and the new session id of a fork."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"session_id": "copy-of-s1"}]})
     checkpoint_id: Id | None = Field(None, description="The checkpoint to copy; by default the latest.")
     session_id: Id | None = Field(None, description="The id of the new session; by default it is generated.")
 
@@ -166,6 +225,10 @@ class SubmissionInfo(ResponseBody):
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
+    deliver_at: datetime | None = Field(
+        None,
+        description="The time before which it does not start. While its turn waits: when the turn continues without an answer.",
+    )
 
 
 class SubmissionDetail(SubmissionInfo):

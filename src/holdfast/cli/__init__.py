@@ -16,6 +16,7 @@ _COMMANDS = {
         "tail": ("talk:tail", "Print the events of a session and follow new ones."),
         "interrupt": ("talk:interrupt", "Stop the running turn of a session."),
         "approve": ("talk:approve", "Approve or deny a tool call that waits for a person."),
+        "signal": ("talk:signal", "Send a signal to a session."),
         "inbox": ("inbox:inbox", "List the sessions that wait for a person, oldest first."),
         "dismiss": ("inbox:dismiss", "Dismiss the failure of the last turn of a session."),
         "undo": ("history:undo", "Undo the last message and everything after it."),

@@ -127,6 +127,25 @@ def _approval_answered(facts: Mapping[str, Any]) -> list[str]:
     return [f"{facts['call_id']} {decision}{by}{edited}{feedback}"]
 
 
+def _wait(facts: Mapping[str, Any]) -> list[str]:
+    what = "timer" if facts["wait"] == "sleep" else f"signal {facts['name']}"
+    return [what + (f" until {facts['until']}" if facts.get("until") else "")]
+
+
+def _wait_ended(facts: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{_wait({**facts, 'until': None})[0]}: {'its time has come' if facts['ended_by'] == 'time' else 'it arrived'}"
+    ]
+
+
+def _run_waiting(facts: Mapping[str, Any]) -> list[str]:
+    return [line for wait in facts["waits"] for line in _wait(wait)]
+
+
+def _signal_arrived(facts: Mapping[str, Any]) -> list[str]:
+    return [f"{facts['name']} {_text(facts['data'])}"]
+
+
 def _as_json(payload: object) -> list[str]:
     return [] if payload == {} else [_text(payload)]
 
@@ -147,4 +166,8 @@ _PAYLOADS: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "waiting_for_thread": _waiting_for_thread,
     "approval_requested": _approval_requested,
     "approval_answered": _approval_answered,
+    "wait_started": _wait,
+    "wait_ended": _wait_ended,
+    "run_waiting": _run_waiting,
+    "signal_arrived": _signal_arrived,
 }

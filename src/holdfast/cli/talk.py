@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 from contextlib import aclosing
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -13,7 +14,7 @@ from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.options import AsJson, ServerUrl, SessionId, StoreUrl, connected
 from holdfast.cli.terminal import echo, new_console, print_json, record, retry_command, time_text
 from holdfast.errors import ApprovalNeeded, BadInput, Conflict, TurnFailed
-from holdfast.ids import check_choice
+from holdfast.ids import check_choice, check_time
 from holdfast.types import WHEN_BUSY, WhenBusy
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ def send(
     key: Annotated[
         str | None, typer.Option(help="Idempotency key: a second message with this key is not sent.")
     ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Start not before this time, such as 2026-12-24T18:00:00+01:00."),
+    ] = None,
     wait: WaitForAnswer = False,
     timeout: Timeout = None,
     as_json: AsJson = False,
@@ -61,20 +66,35 @@ def send(
 
     Examples:
         holdfast send s1 "Summarize the report." --agent clerk
-        holdfast send s1 "And in French?" --wait --timeout 60
-        cat notes.txt | holdfast send s1 -
+        cat notes.txt | holdfast send s1 - --wait --timeout 60
+        holdfast send s1 "Good morning." --at 2026-12-24T08:00:00Z
     """
     check_choice(when_busy, WHEN_BUSY, "value for --when-busy")
     message = sys.stdin.read() if text == "-" else text
+    deliver_at = None if at is None else _time(at)
 
     async def work() -> "tuple[SubmissionInfo, str | None]":
         async with connected(store, url) as client:
             session = await client.session(session_id, agent=agent, owner=owner)
-            sent = await session.send(message, when_busy=cast("WhenBusy", when_busy), idempotency_key=key)
+            sent = await session.send(
+                message,
+                when_busy=cast("WhenBusy", when_busy),
+                idempotency_key=key,
+                deliver_at=deliver_at,
+            )
             return await wait_for_answer(sent, timeout) if wait else (sent.accepted, None)
 
     submission, answer = asyncio.run(work())
     print_answer(submission, answer, wait=wait, as_json=as_json)
+
+
+def _time(text: str) -> datetime:
+    try:
+        return check_time(datetime.fromisoformat(text), "--at")
+    except ValueError:
+        raise BadInput(
+            problem=f"--at {text!r} is not a time. Use a time with a zone, such as 2026-12-24T18:00:00+01:00"
+        ) from None
 
 
 async def wait_for_answer(
@@ -175,6 +195,40 @@ def interrupt(
     async def work() -> "SubmissionInfo":
         async with connected(store, url) as client:
             return (await (await client.session(session_id)).interrupt()).accepted
+
+    print_sent(asyncio.run(work()), as_json=as_json)
+
+
+def signal(
+    session_id: SessionId,
+    name: Annotated[str, typer.Argument(help="Name of the signal.")],
+    store: StoreUrl = None,
+    url: ServerUrl = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Data for the tool or agent that receives it.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Idempotency key: a second signal with this key is not delivered.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Send a signal to a session.
+
+    A tool or agent that waits for it continues. One that waits later receives it then.
+
+    Examples:
+        holdfast signal s1 paid
+        holdfast signal s1 paid --data '{"amount": 5}' --key payment-17
+    """
+    try:
+        value = None if data is None else json.loads(data)
+    except ValueError as error:
+        raise BadInput(problem=f"--data is not JSON: {error}") from error
+
+    async def work() -> "SubmissionInfo":
+        async with connected(store, url) as client:
+            session = await client.session(session_id)
+            return (await session.signal(name, value, idempotency_key=key)).accepted
 
     print_sent(asyncio.run(work()), as_json=as_json)
 

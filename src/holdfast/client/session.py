@@ -1,6 +1,7 @@
 """A handle on one session."""
 
 from collections.abc import AsyncGenerator, Sequence
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
@@ -33,7 +34,7 @@ from holdfast.client.stream import journal, read
 from holdfast.client.transport import Transport
 from holdfast.client.turn import TurnHandle, TurnOutput
 from holdfast.errors import Conflict
-from holdfast.ids import check_id
+from holdfast.ids import check_id, check_time
 from holdfast.types import SubmissionState, WhenBusy
 
 if TYPE_CHECKING:
@@ -90,13 +91,17 @@ class SessionHandle(Generic[T]):
         *,
         when_busy: WhenBusy = "queue",
         idempotency_key: str | None = None,
+        deliver_at: datetime | None = None,
     ) -> TurnHandle[T]:
         """Send a message: text, or Pydantic AI user content. When this returns, the message is durable.
 
         If a turn is running, `when_busy` determines whether to `queue` the message, `steer` or `interrupt` the running turn with
         it, or `reject` it. A second message with the same `idempotency_key` is not queued; the first one is returned.
+        The turn does not start before `deliver_at`.
         """
         body: dict[str, Any] = {"when_busy": when_busy, "idempotency_key": idempotency_key}
+        if deliver_at is not None:
+            body["deliver_at"] = check_time(deliver_at, "deliver_at").isoformat()
         if isinstance(content, str):
             body["text"] = content
         else:
@@ -140,6 +145,16 @@ class SessionHandle(Generic[T]):
     async def deny(self, call: str | ApprovalRequest, *, feedback: str | None = None) -> TurnHandle[None]:
         """Deny a tool call that waits for a decision. The model receives the feedback."""
         return await self._decide(call, approved=False, feedback=feedback)
+
+    async def signal(
+        self, name: str, data: Any = None, *, idempotency_key: str | None = None
+    ) -> TurnHandle[None]:
+        """Send a signal with any JSON data. A tool or agent that waits for it continues; one that waits later receives it then.
+
+        A second signal with the same `idempotency_key` is not delivered; the first one is returned.
+        """
+        body = {"data": data, "idempotency_key": idempotency_key}
+        return self._command(await self._submit(f"signals/{check_id(name, 'signal name')}", body))
 
     async def undo(self) -> TurnHandle[None]:
         """Undo the last message and everything after it."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
@@ -149,15 +150,21 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
         *,
         when_busy: WhenBusy = "queue",
         idempotency_key: str | None = None,
+        deliver_at: datetime | None = None,
     ) -> "SyncTurnHandle[T]":
         """Send a message: text, or Pydantic AI user content. When this returns, the message is durable.
 
         If a turn is running, `when_busy` determines whether to `queue` the message, `steer` or `interrupt` the running turn with
         it, or `reject` it. A second message with the same `idempotency_key` is not queued; the first one is returned.
+        The turn does not start before `deliver_at`.
         """
         return SyncTurnHandle(
             self._loop,
-            self._loop.run(self._handle.send(content, when_busy=when_busy, idempotency_key=idempotency_key)),
+            self._loop.run(
+                self._handle.send(
+                    content, when_busy=when_busy, idempotency_key=idempotency_key, deliver_at=deliver_at
+                )
+            ),
         )
 
     def turn(self, id: str) -> "SyncTurnHandle[T]":
@@ -192,6 +199,17 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
     def deny(self, call: str | ApprovalRequest, *, feedback: str | None = None) -> "SyncTurnHandle[None]":
         """Deny a tool call that waits for a decision. The model receives the feedback."""
         return SyncTurnHandle(self._loop, self._loop.run(self._handle.deny(call, feedback=feedback)))
+
+    def signal(
+        self, name: str, data: Any = None, *, idempotency_key: str | None = None
+    ) -> "SyncTurnHandle[None]":
+        """Send a signal with any JSON data. A tool or agent that waits for it continues; one that waits later receives it then.
+
+        A second signal with the same `idempotency_key` is not delivered; the first one is returned.
+        """
+        return SyncTurnHandle(
+            self._loop, self._loop.run(self._handle.signal(name, data, idempotency_key=idempotency_key))
+        )
 
     def undo(self) -> "SyncTurnHandle[None]":
         """Undo the last message and everything after it."""

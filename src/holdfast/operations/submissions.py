@@ -13,6 +13,7 @@ from holdfast.api.submissions import (
     RetryTarget,
     RetryTurn,
     RewindTarget,
+    SignalBody,
     SubmissionDetail,
     SubmissionInfo,
 )
@@ -20,12 +21,13 @@ from holdfast.counting import count
 from holdfast.errors import NotFound
 from holdfast.jsontext import strict_json
 from holdfast.operations.access import Caller
-from holdfast.operations.registry import CursorText, Limit, SessionId, operation
+from holdfast.operations.registry import ClientMethod, CursorText, Limit, SessionId, operation
 from holdfast.runtime.payloads import check_retry
 from holdfast.tracing import SUBMIT, carried, span
 from holdfast.types import Lane, Submission, SubmissionState
 
 _S = "/api/sessions/{session_id}"
+SignalName = Annotated[Id, Field(description="Name of the signal.")]
 
 
 async def submit_kind(
@@ -46,18 +48,34 @@ async def submit_kind(
     return SubmissionInfo.of(sent)
 
 
-@operation("POST", f"{_S}/submissions", "write", topic="sessions", status=202)
+@operation(
+    "POST",
+    f"{_S}/submissions",
+    "write",
+    ClientMethod("SessionHandle.send", "send"),
+    topic="sessions",
+    status=202,
+)
 async def submit(caller: Caller, session_id: SessionId, body: NewSubmission) -> SubmissionInfo:
     """Submit a message or another request to a session. An accepted submission is durable: it ends, or visibly waits."""
-    given = body.model_dump(exclude_none=True, exclude={"kind", "when_busy", "idempotency_key"})
+    how: dict[str, Any] = {
+        "when_busy": body.when_busy,
+        "idempotency_key": body.idempotency_key,
+        "deliver_at": body.deliver_at,
+    }
+    given = body.model_dump(exclude_none=True, exclude={"kind", *how})
     if isinstance(body, RetryTurn):
         await check_retry(caller.store, session_id, body.submission_id, body.from_step)
-    return await submit_kind(
-        caller, session_id, body.kind, given, when_busy=body.when_busy, idempotency_key=body.idempotency_key
-    )
+    return await submit_kind(caller, session_id, body.kind, given, **how)
 
 
-@operation("GET", f"{_S}/submissions", "read", topic="sessions")
+@operation(
+    "GET",
+    f"{_S}/submissions",
+    "read",
+    ClientMethod("SessionHandle.submissions", note="part of `holdfast sessions show`"),
+    topic="sessions",
+)
 async def list_submissions(
     caller: Caller,
     session_id: SessionId,
@@ -73,7 +91,14 @@ async def list_submissions(
     return Items[SubmissionDetail].of(page)
 
 
-@operation("GET", f"{_S}/submissions/{{submission_id}}", "read", topic="sessions")
+@operation(
+    "GET",
+    f"{_S}/submissions/{{submission_id}}",
+    "read",
+    ClientMethod("SessionHandle.turn", note="part of `holdfast sessions show`"),
+    ClientMethod("TurnHandle.info", note="part of `holdfast sessions show`"),
+    topic="sessions",
+)
 async def read_submission(caller: Caller, session_id: SessionId, submission_id: Id) -> SubmissionDetail:
     """Show one submission with its payload."""
     return SubmissionDetail.of(await _submission(caller, session_id, submission_id))
@@ -86,7 +111,15 @@ async def _submission(caller: Caller, session_id: str, submission_id: str) -> Su
     return submission
 
 
-@operation("POST", f"{_S}/interrupt", "write", topic="sessions", status=202)
+@operation(
+    "POST",
+    f"{_S}/interrupt",
+    "write",
+    ClientMethod("SessionHandle.interrupt", "interrupt"),
+    ClientMethod("TurnHandle.cancel", "interrupt"),
+    topic="sessions",
+    status=202,
+)
 async def interrupt(
     caller: Caller, session_id: SessionId, body: InterruptTarget | None = None
 ) -> SubmissionInfo:
@@ -97,46 +130,104 @@ async def interrupt(
     return await submit_kind(caller, session_id, "interrupt", payload, lane="control")
 
 
-@operation("POST", f"{_S}/approvals", "write", topic="sessions", status=202)
+@operation(
+    "POST",
+    f"{_S}/approvals",
+    "write",
+    ClientMethod("SessionHandle.approve", "approve"),
+    ClientMethod("SessionHandle.deny", "approve", note="`holdfast approve --deny`"),
+    topic="sessions",
+    status=202,
+)
 async def answer(caller: Caller, session_id: SessionId, body: ApprovalDecision) -> SubmissionInfo:
     """Approve or deny a tool call. The answer is bound to the digest of the call's arguments."""
     given = body.model_dump(exclude_none=True) | {"by": caller.actor}
     return await submit_kind(caller, session_id, "approval", given, lane="control")
 
 
-@operation("POST", f"{_S}/undo", "write", topic="sessions", status=202)
+@operation(
+    "POST",
+    f"{_S}/signals/{{name}}",
+    "write",
+    ClientMethod("SessionHandle.signal", "signal"),
+    topic="sessions",
+    status=202,
+)
+async def signal(
+    caller: Caller, session_id: SessionId, name: SignalName, body: SignalBody | None = None
+) -> SubmissionInfo:
+    """Send a signal. A tool or agent of the session that waits for it continues. One that waits later receives it then."""
+    payload = {"name": name, "data": body and body.data}
+    key = body and body.idempotency_key
+    return await submit_kind(caller, session_id, "signal", payload, lane="control", idempotency_key=key)
+
+
+@operation(
+    "POST", f"{_S}/undo", "write", ClientMethod("SessionHandle.undo", "undo"), topic="sessions", status=202
+)
 async def undo(caller: Caller, session_id: SessionId) -> SubmissionInfo:
     """Undo the last message and everything after it."""
     return await submit_kind(caller, session_id, "undo", {})
 
 
-@operation("POST", f"{_S}/rewind", "write", topic="sessions", status=202)
+@operation(
+    "POST",
+    f"{_S}/rewind",
+    "write",
+    ClientMethod("SessionHandle.rewind", "rewind"),
+    topic="sessions",
+    status=202,
+)
 async def rewind(caller: Caller, session_id: SessionId, body: RewindTarget) -> SubmissionInfo:
     """Continue from an earlier checkpoint. The events after it are kept."""
     return await submit_kind(caller, session_id, "rewind", {"checkpoint_id": body.checkpoint_id})
 
 
-@operation("POST", f"{_S}/retry", "write", topic="sessions", status=202)
+@operation(
+    "POST", f"{_S}/retry", "write", ClientMethod("TurnHandle.retry", "retry"), topic="sessions", status=202
+)
 async def retry(caller: Caller, session_id: SessionId, body: RetryTarget) -> SubmissionInfo:
     """Continue a turn that failed, was interrupted or was given up. Recorded tool calls and steps are not repeated."""
     await check_retry(caller.store, session_id, body.submission_id, body.from_step)
     return await submit_kind(caller, session_id, "retry", body.model_dump(exclude_none=True))
 
 
-@operation("POST", f"{_S}/compact", "write", topic="sessions", status=202)
+@operation(
+    "POST",
+    f"{_S}/compact",
+    "write",
+    ClientMethod("SessionHandle.compact", "compact"),
+    topic="sessions",
+    status=202,
+)
 async def compact(caller: Caller, session_id: SessionId) -> SubmissionInfo:
     """Replace the history with a shorter one."""
     return await submit_kind(caller, session_id, "compact", {})
 
 
-@operation("POST", f"{_S}/fork", "write", topic="sessions", status=202)
+@operation(
+    "POST",
+    f"{_S}/fork",
+    "write",
+    ClientMethod("SessionHandle.fork", "fork", note="`holdfast fork --wait`"),
+    ClientMethod("SessionHandle.start_fork", "fork"),
+    topic="sessions",
+    status=202,
+)
 async def fork(caller: Caller, session_id: SessionId, body: ForkTarget | None = None) -> SubmissionInfo:
     """Copy the history into a new session. The event `forked` has its id. Without a body, the latest checkpoint is copied."""
     payload = {} if body is None else body.model_dump(exclude_none=True)
     return await submit_kind(caller, session_id, "fork", payload)
 
 
-@operation("POST", f"{_S}/background", "write", topic="sessions", status=202)
+@operation(
+    "POST",
+    f"{_S}/background",
+    "write",
+    ClientMethod("SessionHandle.background", note="for front ends that attach sessions"),
+    topic="sessions",
+    status=202,
+)
 async def background(caller: Caller, session_id: SessionId) -> SubmissionInfo:
     """Hand the session over to a background worker."""
     return await submit_kind(caller, session_id, "background", {}, lane="control")

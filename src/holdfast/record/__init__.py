@@ -16,6 +16,7 @@ from holdfast.record.recovery import (
 )
 from holdfast.record.retries import Retry
 from holdfast.record.steps import step
+from holdfast.record.wait_requests import signal, sleep, sleep_until
 
 __all__ = [
     "Done",
@@ -38,5 +39,8 @@ __all__ = [
     "load_history",
     "resume",
     "rewind",
+    "signal",
+    "sleep",
+    "sleep_until",
     "step",
 ]

@@ -23,6 +23,7 @@ from holdfast.record import ledger
 from holdfast.record.ledger import CallRef, Policy
 from holdfast.record.open_calls import answers, pending_calls
 from holdfast.record.probes import Probe
+from holdfast.record.waits import Wait
 from holdfast.store import Store
 from holdfast.types import Effect
 
@@ -66,6 +67,13 @@ class Calls:
             for call_id, ref in self._refs.items()
             if ref in self._effects and ledger.waits_for(self._effects[ref]) == "again"
         }
+
+    @property
+    def waits(self) -> dict[str, Wait]:
+        """The calls that wait for a time or a signal, by call id, with their waits."""
+        entries = {call_id: self._effects.get(ref) for call_id, ref in self._refs.items()}
+        found = {call_id: Wait.of(effect) for call_id, effect in entries.items() if effect is not None}
+        return {call_id: wait for call_id, wait in found.items() if wait is not None}
 
     def made_by(self, response: ModelResponse) -> None:
         """Count the calls in a model response."""
@@ -111,7 +119,7 @@ class Calls:
             effect = self._effects[ref] = replace(effect, result=ledger.returned(part))
         return effect
 
-    def waits(self, ref: CallRef) -> bool:
+    def is_deferred(self, ref: CallRef) -> bool:
         """Return whether a call waits for an answer, so that replaying it does not end it."""
         return ledger.waits_for(self._effects[ref]) is not None
 
@@ -131,7 +139,9 @@ class Calls:
         """Return a function that answers a call that was started earlier; None if the call may run again."""
         if ledger.is_known(effect):
             return lambda: ledger.replay(effect)
-        if (waits := ledger.waits_for(effect)) is not None:
+        if (waits := ledger.waits_for(effect)) == "wait":
+            return None
+        if waits is not None:
             # Running needs an approval, and one that this call has already used does not count.
             approved = ctx.tool_call_approved and waits != "external"
             return None if approved else lambda: ledger.replay(effect)

@@ -8,7 +8,7 @@ request follows in that time, the prompt is stored separately. The recorder neve
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Collection, Generator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     aclosing,
@@ -28,6 +28,7 @@ from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.output import OutputContext
 from pydantic_ai.run import AgentRunResult
 from pydantic_ai.tools import ToolDefinition
+from pydantic_ai.toolsets import AbstractToolset, ToolsetTool, WrapperToolset
 
 from holdfast.errors import AgentExited, BadInput
 from holdfast.ids import check_choice, check_id, check_name, title_from
@@ -153,6 +154,20 @@ def _check_store(store: object) -> None:
         raise BadInput(problem=f"the store must be a URL or an open store, not {type(store).__name__}")
 
 
+@dataclass
+class _Unapproving(WrapperToolset[Any]):
+    """Lets calls that run again after a wait not look approved: Pydantic AI runs a deferred call again only as an approved one."""
+
+    calls: Collection[str] = ()
+
+    async def call_tool(
+        self, name: str, tool_args: dict[str, Any], ctx: RunContext[Any], tool: ToolsetTool[Any]
+    ) -> Any:
+        if ctx.tool_call_id in self.calls:
+            ctx = replace(ctx, tool_call_approved=False)
+        return await super().call_tool(name, tool_args, ctx, tool)
+
+
 class _Recorder(AbstractCapability[Any]):
     """Records one run. Its hooks are in the order in which they are called."""
 
@@ -170,12 +185,16 @@ class _Recorder(AbstractCapability[Any]):
         self.outer = outer  # records the run whose tool starts this one
         self.is_active = False
         self._threads = RunThreads()
+        self._unapproved: set[str] = set()
         self._caller: asyncio.Task[Any] | None = None  # runs the agent; `wrap_run` runs in another task
         self._settings = settings
         self._parent = settings.parent_run_id or (outer.run_id if outer else None)
 
     def get_ordering(self) -> CapabilityOrdering:
         return CapabilityOrdering(position="outermost")
+
+    def get_wrapper_toolset(self, toolset: AbstractToolset[Any]) -> AbstractToolset[Any]:
+        return _Unapproving(toolset, self._unapproved)
 
     def _prepare_run_context(self, ctx: RunContext[Any]) -> None:
         # The only hook that Pydantic AI calls in the task of the run, before it starts another task for `wrap_run`.
@@ -295,9 +314,9 @@ class _Recorder(AbstractCapability[Any]):
     ) -> AsyncIterable[AgentStreamEvent]:
         # A consumer sees a response only when the results that it responds to are durable.
         del ctx
-        return stream if self._buffer.is_durable else self._held_back(stream)
+        return stream if self._buffer.is_durable else self._when_durable(stream)
 
-    async def _held_back(
+    async def _when_durable(
         self, stream: AsyncIterable[AgentStreamEvent]
     ) -> AsyncGenerator[AgentStreamEvent, None]:
         await self._buffer.join()
@@ -324,6 +343,7 @@ class _Recorder(AbstractCapability[Any]):
             offloader=self._offloader,
             host=self._host,
             threads=self._threads,
+            unapproved=self._unapproved,
         )
         return await execution.run(tool_def, handler)
 
@@ -339,7 +359,7 @@ class _Recorder(AbstractCapability[Any]):
 
     def record_call(self) -> None:
         """Start to write the call that starts another run, so that it is recorded before that run."""
-        self._buffer.start_held()
+        self._buffer.start_delayed()
 
     async def annotate(self, call_id: str, summary: str | None, key: str | None) -> None:
         """Annotate the ledger entry of a running call."""
@@ -394,7 +414,13 @@ class _Recorder(AbstractCapability[Any]):
         messages = result.all_messages()
         deferred = self._calls.deferred(messages, result.output)
         await complete_run(
-            self._buffer, self._host, messages, result.output, effects=deferred, notes=self._calls.notes
+            self._buffer,
+            self._host,
+            messages,
+            result.output,
+            effects=deferred,
+            notes=self._calls.notes,
+            waits=self._calls.waits,
         )
 
     async def _fail(self, error: BaseException) -> None:

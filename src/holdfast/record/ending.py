@@ -18,6 +18,7 @@ from holdfast.record.open_calls import pending_calls
 from holdfast.record.partial import partial_response
 from holdfast.record.run_host import Failure, RunHost
 from holdfast.record.threads import RunThreads
+from holdfast.record.waits import Wait, first
 from holdfast.types import Batch, Effect, Json, NewEvent, Run
 
 
@@ -29,25 +30,33 @@ async def complete_run(
     *,
     effects: Sequence[Effect] = (),
     notes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    waits: Mapping[str, Wait] = MappingProxyType({}),
 ) -> None:
-    """Record that a run completed with this history and output, or that it waits for answers to its last calls.
+    """Record that a run completed with this history and output, or that it waits: for answers to its last calls, a time, or a signal.
 
-    `notes` has, by call id, the facts that a person needs to decide.
+    `notes` has, by call id, the facts that a person needs to decide; `waits`, those that wait for a time or a signal.
     """
-    waits = pending_calls(messages)
+    pending = pending_calls(messages)
+    questions = [call for call in pending if call.tool_call_id not in waits]
+    is_waiting = bool(pending or waits)
     run_id = buffer.run.id
     ending = NewEvent(kind=COMPLETED, run_id=run_id)
-    if not waits:
-        ending.payload = _output_json(output, messages[-1] if messages else None)
-    else:
-        payload = lenient_json({"calls": [approval_request(call, notes) for call in waits]})
+    if questions:
+        payload = lenient_json({"calls": [approval_request(call, notes) for call in questions]})
         ending = NewEvent(kind="approval_requested", run_id=run_id, payload=payload)
-    kind = "interrupted" if waits else "settled"
+    elif waits:
+        payload = lenient_json({"waits": [{"call_id": key, **wait.facts()} for key, wait in waits.items()]})
+        ending = NewEvent(kind="run_waiting", run_id=run_id, payload=payload)
+    else:
+        ending.payload = _output_json(output, messages[-1] if messages else None)
+    kind = "interrupted" if pending else "settled"
     batch = buffer.take_step(messages, kind, None, ending, effects=effects, thorough=True)
-    batch.status = "waiting" if waits else "idle"
-    if waits:
-        batch.waiting_for = ", ".join(f"{call.tool_name} ({call.tool_call_id})" for call in waits)
-    run = replace(buffer.run, status="waiting" if waits else "completed")
+    batch.status = "waiting" if is_waiting else "idle"
+    if is_waiting:
+        asked = [f"{call.tool_name} ({call.tool_call_id})" for call in questions]
+        batch.waiting_for = ", ".join([*asked, *map(str, waits.values())])
+        batch.continue_at = first(waits.values())
+    run = replace(buffer.run, status="waiting" if is_waiting else "completed")
     _end(batch, run, host)
     await buffer.write(batch)
     host.close(run, None)

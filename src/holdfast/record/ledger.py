@@ -39,7 +39,7 @@ and its recorded steps return their results. `readonly`: it changes nothing, so 
 recorded. A probe can be combined with any other policy, which applies if the probe returns `Unknown`.
 """
 
-Deferral: TypeAlias = Literal["approval", "external", "again", "pause"]
+Deferral: TypeAlias = Literal["approval", "external", "again", "pause", "wait"]
 
 CallRef: TypeAlias = tuple[str, str]
 """The identity of a call in the ledger: the run that made it, and its entry name in that run."""
@@ -256,10 +256,16 @@ def deferred(kind: Deferral, metadata: dict[str, Any] | None = None) -> Json:
 
 
 def waits_for(effect: Effect) -> Deferral | None:
-    """Return what a call waits for: an approval, an external result, or a decision to run it again. None if nothing."""
+    """Return what a call waits for: an approval, an external result, a decision to run it again, a time or a signal. None if nothing."""
     if effect.state != "started" or effect.result is None:
         return None
     return json.loads(effect.result)["kind"]
+
+
+def was_approved(effect: Effect | None) -> bool:
+    """Return whether a call that waits for a time or a signal had been approved before."""
+    metadata: dict[str, Any] = json.loads((effect and effect.result) or "{}").get("metadata") or {}
+    return bool(metadata.get("approved"))
 
 
 def again_note(effect: Effect) -> str:
@@ -359,6 +365,8 @@ def unknown(effect: Effect, step: str | None = None) -> str:
         return f"The call failed: {effect.error}. It was not repeated. Decide whether to retry it."
     if waits_for(effect) == "approval":
         return "This call was not carried out: the conversation continued before it was approved."
+    if waits_for(effect) == "wait":
+        return "This call was stopped while it waited for a time or a signal. Its completed steps have taken effect."
     if waits_for(effect) == "external":
         return "This call was handed over, and the conversation continued before its result arrived."
     if effect.state == "completed":

@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from pydantic_ai import Agent
+from pydantic_ai import Agent, DeferredToolResults, ToolApproved
 from pydantic_ai.messages import ModelMessage, ModelRequest, UserContent, UserPromptPart
 from pydantic_ai.run import AgentRunResult
 
@@ -18,8 +18,9 @@ from holdfast.record.calls import missing_tools
 from holdfast.record.capability import Holdfast
 from holdfast.record.history import load, read_history
 from holdfast.record.offloader import MediaOffloader
-from holdfast.record.open_calls import close_open_calls, pending_calls
+from holdfast.record.open_calls import close_open_calls, pending_calls, pending_effects
 from holdfast.record.run_host import StandaloneRun
+from holdfast.record.waits import Wait
 from holdfast.store import Store
 from holdfast.types import Batch, Checkpoint, Effect, Json, NewEvent, Run
 
@@ -80,7 +81,8 @@ async def resume(agent: Agent[Any, T], store: Store, run_id: str, **options: Any
 
     Recorded results come from the ledger, calls that did not start are run, and for all others the tool's policy applies. A run
     that made no model request starts with its prompt again. Raises `Conflict` if the run has completed, is not the last of its
-    session, or waits for answers that `deferred_tool_results` does not contain.
+    session, or waits for answers that `deferred_tool_results` does not contain. If a tool of the run sleeps or waits for a signal and
+    that is not over, the new run waits again.
     """
     run = await store.run(run_id)
     if run.status == "completed":
@@ -92,11 +94,20 @@ async def resume(agent: Agent[Any, T], store: Store, run_id: str, **options: Any
     messages = await load_history(store, latest[0], media=_media(agent))
     check_tools(agent, messages)
     waits = pending_calls(messages)
-    if waits and isinstance(messages[-1], ModelRequest) and not options.get("deferred_tool_results"):
-        calls = ", ".join(call.tool_call_id for call in waits)
-        raise Conflict(
-            problem=f"run {run_id} waits for answers to {calls}; pass them as deferred_tool_results"
-        )
+    given: DeferredToolResults | None = options.get("deferred_tool_results")
+    if waits and (given is not None or isinstance(messages[-1], ModelRequest)):
+        effects = await pending_effects(store, run.session_id, messages)
+        asleep = {
+            key for key, effect in effects.items() if effect is not None and Wait.of(effect) is not None
+        }
+        calls = ", ".join(call.tool_call_id for call in waits if call.tool_call_id not in asleep)
+        if calls and given is None:
+            raise Conflict(
+                problem=f"run {run_id} waits for answers to {calls}; pass them as deferred_tool_results"
+            )
+        given = given or DeferredToolResults()
+        again = {key: ToolApproved() for key in asleep - given.approvals.keys() - given.calls.keys()}
+        options["deferred_tool_results"] = replace(given, approvals={**given.approvals, **again})
     prompt = await _prompt_aside(store, run, _media(agent)) if latest[0].seq == run.first_seq else None
     return await agent.run(
         prompt,

@@ -5,7 +5,7 @@ The recorder calls a `RunHost`. For a run that an application starts this is a `
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from types import EllipsisType
@@ -47,6 +47,9 @@ class RunHost(Protocol):
 
     handles_interrupts: bool = False
     """Whether the process handles Ctrl-C, so that a KeyboardInterrupt can only come from the code of an agent."""
+
+    unanswered: Collection[str] = ()
+    """The calls that were deferred, run again, and have no answer."""
 
     def enter(self, session_id: str, run_id: str, agent: str) -> AbstractAsyncContextManager[RunStart]:
         """Hold the session while the run is recorded."""

@@ -10,7 +10,7 @@ from pydantic_ai.exceptions import ModelRetry
 from holdfast.errors import BadInput, StepError, StepsDiffer
 from holdfast.record import ledger, step_results
 from holdfast.record.ledger import CallRef, Policy
-from holdfast.record.probes import Probe
+from holdfast.record.probes import Probe, Unsettled
 from holdfast.record.retries import Retry
 from holdfast.types import Effect
 
@@ -62,6 +62,17 @@ class StepRequest:
             probe=probe,
             probe_timeout=probe_timeout,
             retry=retry,
+        )
+
+    def unsettled(self, known: Effect, key: str) -> Unsettled:
+        """Return the step as its probe receives it."""
+        return Unsettled(
+            name=self.name,
+            key=key,
+            arguments=tuple(self.arguments),
+            summary=ledger.noted(known),
+            attempts=known.attempts,
+            started_at=known.started_at,
         )
 
     def facts(self, **more: object) -> dict[str, object]:

@@ -6,8 +6,8 @@ raises its recorded failure. The start of a step is durable before it runs; the 
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,10 +22,11 @@ from holdfast.record import ledger, step_results
 from holdfast.record.buffer import Buffer
 from holdfast.record.ledger import CallRef
 from holdfast.record.offloader import MediaOffloader
-from holdfast.record.probes import LIMIT_SECONDS, Done, NotDone, Probe, ProbeAnswer, Unsettled, ask_probe
+from holdfast.record.probes import LIMIT_SECONDS, Done, NotDone, Probe, ProbeAnswer, ask_probe
 from holdfast.record.retries import Pause, Retry
 from holdfast.record.step_requests import StepPolicy, StepRequest
 from holdfast.record.threads import RunThreads, ThreadedCall
+from holdfast.record.waits import Wait
 from holdfast.store import Store
 from holdfast.types import Effect, NewEvent
 
@@ -60,6 +61,8 @@ class Steps:
     """Called when the code requests a step. Raises if the step must not run."""
     decide: Callable[[str, str, int, Any], Awaitable[bool]] | None = None
     """Ask a person whether a step may run again, given its name, entry, attempts and arguments. By default the tool call waits for an approval."""
+    waits: list[Wait] = field(default_factory=list[Wait])
+    """What the code waits for. Then it is suspended."""
     _recorded: dict[str, Effect] = field(default_factory=dict[str, Effect])
     """The recorded steps that the code has not requested yet."""
     _requested: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
@@ -67,7 +70,7 @@ class Steps:
     _replayed: asyncio.Event = field(default_factory=asyncio.Event)
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
     _task: "asyncio.Task[Any] | None" = None
-    _closed: bool = False
+    closed: bool = False
     _failures: list[str] = field(default_factory=list[str])
     """The entries of steps that failed or have an unknown outcome, in the order in which the code received the errors."""
 
@@ -97,11 +100,11 @@ class Steps:
                 raise
             await self._idle()
         finally:
-            self._closed = True
+            self.closed = True
             _current.reset(token)
             ledger.renewed_keys.reset(keys)
         for entry, effect in self._recorded.items():
-            raise StepsDiffer(asked="it has ended", recorded=_label(entry, effect))
+            raise StepsDiffer(asked="it has ended", recorded=label(entry, effect))
 
     @property
     def is_replaying(self) -> bool:
@@ -137,12 +140,12 @@ class Steps:
         known = self._recorded.pop(request.entry, None)
         if known is None:
             if request.entry == request.ref[1]:  # else it is on record, as one that failed
-                await self._wait_for_recorded(request)
+                await self.finish_replay(f"it calls step {request.name!r}")
         else:
             self._replayed.set()
             if known.arguments_digest != request.digest:
                 asked = f"it calls step {request.name!r} with other arguments"
-                raise StepsDiffer(asked=asked, recorded=_label(request.entry, known))
+                raise StepsDiffer(asked=asked, recorded=label(request.entry, known))
             if known.state != "started":
                 if known.state == "failed":
                     self._failures.append(request.entry)
@@ -167,6 +170,17 @@ class Steps:
             await self.settled()
         return await self._attempt(request, known)
 
+    @contextmanager
+    def running(self, effect: Effect) -> Generator[None, None, None]:
+        """Let the end of the call or turn wait for this block."""
+        ref = effect.run_id, effect.call_id
+        self._running[ref] = effect
+        try:
+            yield
+        finally:
+            self._running.pop(ref, None)
+            self._ended.set()
+
     async def annotate(self, ref: CallRef, summary: str | None, key: str | None) -> bool:
         """Annotate a running step; return whether it is one."""
         effect = self._running.get(ref)
@@ -180,7 +194,7 @@ class Steps:
 
     def _placed(self, request: StepRequest) -> StepRequest:
         """Assign a step the next position for its name. Raises `BadInput` after the end of the call or turn."""
-        if self._closed:
+        if self.closed:
             raise BadInput(problem=f"step {request.name!r} was started after its tool call or turn had ended")
         if self.check is not None:
             self.check()
@@ -191,7 +205,7 @@ class Steps:
         place = ledger.step_entry(within, request.name, before)
         return replace(request, ref=(self.ref[0], place), entry=ledger.next_entry(place, self.redone))
 
-    async def _wait_for_recorded(self, request: StepRequest) -> None:
+    async def finish_replay(self, asked: str) -> None:
         """Let concurrent code repeat its recorded steps before a new one runs. Raises `StepsDiffer` if it does not."""
         alone = asyncio.current_task() is self._task  # then no other part of the code can be about to ask
         while self._recorded:
@@ -201,24 +215,16 @@ class Steps:
                     await self._replayed.wait()
                     continue
             entry, effect = next(iter(self._recorded.items()))
-            asked = f"it calls step {request.name!r}"
-            raise StepsDiffer(asked=asked, recorded=_label(entry, effect))
+            raise StepsDiffer(asked=asked, recorded=label(entry, effect))
 
     async def _probe(self, request: StepRequest, known: Effect) -> ProbeAnswer | None:
         if request.probe is None:
             return None
-        call = Unsettled(
-            name=request.name,
-            key=known.idempotency_key or self._key(request.ref[1]),
-            arguments=tuple(request.arguments),
-            summary=ledger.noted(known),
-            attempts=known.attempts,
-            started_at=known.started_at,
-        )
+        call = request.unsettled(known, known.idempotency_key or self._key(request.ref[1]))
         async with outside():
             answer, error = await ask_probe(request.probe, call, request.probe_timeout)
         facts = request.facts(answer=ledger.ANSWERS[type(answer)], **({"error": error} if error else {}))
-        self.buffer.add(self._event("probe_answered", facts))
+        self.buffer.add(self.event("probe_answered", facts))
         return answer
 
     async def _apply_policy(self, request: StepRequest, known: Effect) -> None:
@@ -279,7 +285,7 @@ class Steps:
             waiting = partial(self.buffer.waiting_for_thread, request.name, request.entry)
             async with self.threads.call(request.ref, waiting) as call:
                 try:
-                    started = self._event("step_started", request.facts(attempt=effect.attempts))
+                    started = self.event("step_started", request.facts(attempt=effect.attempts))
                     await self.buffer.write_effects([effect], started)
                     value = await _called(request, call, self.threads)
                 except BaseException as error:
@@ -298,7 +304,7 @@ class Steps:
                         raise request.failure(text) from error
                     effect = replace(effect, result=pause.as_json())
                     failed = request.facts(error=ledger.describe(error), retry_at=pause.until.isoformat())
-                    await self.buffer.write_effects([effect], self._event("step_failed", failed))
+                    await self.buffer.write_effects([effect], self.event("step_failed", failed))
                     await self._repeat_inner(request)
                 else:
                     return await self._complete(request, self._running[request.ref], value)
@@ -322,10 +328,10 @@ class Steps:
         return back
 
     def _end(self, request: StepRequest, effect: Effect, kind: str, **facts: object) -> None:
-        self.buffer.add(self._event(kind, request.facts(**facts)))
+        self.buffer.add(self.event(kind, request.facts(**facts)))
         self.buffer.add_effect(effect)
 
-    def _event(self, kind: str, facts: dict[str, object]) -> NewEvent:
+    def event(self, kind: str, facts: dict[str, object]) -> NewEvent:
         return NewEvent(kind=kind, run_id=self.buffer.run.id, step=self.step, payload=lenient_json(facts))
 
     def _key(self, place: str) -> str:
@@ -349,6 +355,16 @@ async def outside() -> AsyncGenerator[None, None]:
 def current_steps() -> Steps | None:
     """Return the steps of the tool call or turn that runs this code."""
     return _current.get()
+
+
+def required_steps(what: str) -> Steps:
+    """Return the steps of the tool call or turn that runs this code. Raises `BadInput` if there is none."""
+    steps = _current.get()
+    if steps is None:
+        raise BadInput(
+            problem=f"`{what}` was called outside a recorded turn. Call it in a plain agent, or in a tool with recovery `steps` whose agent has the Holdfast capability"
+        )
+    return steps
 
 
 @overload
@@ -392,11 +408,7 @@ async def step(
     Raises `BadInput` outside a tool with `recovery="steps"` and outside a plain agent's turn, and `StepsDiffer` if the steps or
     their arguments differ from the record.
     """
-    steps = _current.get()
-    if steps is None:
-        raise BadInput(
-            problem=f"step {name!r} was called outside a recorded turn. Call it in a plain agent, or in a tool with recovery `steps` whose agent has the Holdfast capability"
-        )
+    steps = required_steps(f"step({name!r}, …)")
     request = StepRequest.checked(
         name, function, arguments, recovery=recovery, probe=probe, probe_timeout=probe_timeout, retry=retry
     )
@@ -440,7 +452,8 @@ def _is_within(entry: str, parent: str) -> bool:
     return entry == parent or entry.startswith(parent + "/")
 
 
-def _label(entry: str, effect: Effect) -> str:
+def label(entry: str, effect: Effect) -> str:
+    """Return a recorded step in words, for an error message."""
     number = entry.rpartition("~")[2] if "~" in entry else ""
     return f"step {effect.tool!r}" + (f" number {number}" if number.isdigit() else "")
 

@@ -25,6 +25,7 @@ from holdfast.record.probes import LIMIT_SECONDS, Done, NotDone, Probe, Unsettle
 from holdfast.record.run_host import RunHost
 from holdfast.record.steps import StepApproval, Steps, outside
 from holdfast.record.threads import RunThreads
+from holdfast.record.waits import Waiting
 from holdfast.store import Store
 from holdfast.types import Effect, NewEvent
 
@@ -42,6 +43,8 @@ class ToolExecution:
     offloader: MediaOffloader
     host: RunHost
     threads: RunThreads
+    unapproved: set[str]
+    """The calls that must not look approved to their tools: they run again because they waited."""
 
     async def run(self, tool_def: ToolDefinition, handler: Any) -> Any:
         """Run the tool, unless the outcome of the call is recorded and does not allow that."""
@@ -49,6 +52,10 @@ class ToolExecution:
         ref = self.calls.ref(self.ctx.messages, self.call.tool_call_id)
         policy, probe = self.calls.recovery(tool_def)
         known = self.calls.entry(ref)
+        asleep = known is not None and ledger.waits_for(known) == "wait"
+        if self.call.tool_call_id in self.host.unanswered or (asleep and not ledger.was_approved(known)):
+            self.ctx.tool_call_approved = False
+            self.unapproved.add(self.call.tool_call_id)
         not_done = False
         if known is not None and probe is not None and ledger.is_cut_off(known):
             not_done = await self._ask_probe(probe, known)
@@ -58,7 +65,7 @@ class ToolExecution:
             and not not_done
             and (answer := self.calls.answer(self.ctx, known, tool_def)) is not None
         ):
-            if not self.calls.waits(ref):
+            if not self.calls.is_deferred(ref):
                 kind, outcome = (
                     "tool_call_completed",
                     {} if ledger.is_known(known) else {"outcome": "unknown"},
@@ -71,7 +78,7 @@ class ToolExecution:
         started = run_event(self.ctx, "tool_call_started", **facts)
         # The response, with all its calls, is durable before the first of them runs that could change something.
         if policy == "readonly":
-            self.buffer.hold_step(
+            self.buffer.delay_step(
                 self.ctx.messages, "interrupted", self.ctx.run_step, started, effects=[effect]
             )
         else:
@@ -173,7 +180,12 @@ class ToolExecution:
                 kind = "approval" if isinstance(error, ApprovalRequired) else "external"
                 if isinstance(error, StepApproval):
                     kind = "again"
-                self.calls.note(effect, result=ledger.deferred(kind, error.metadata))
+                elif isinstance(error, Waiting):
+                    kind = "wait"
+                metadata = error.metadata
+                if isinstance(error, Waiting):
+                    metadata = {**(metadata or {}), "approved": self.ctx.tool_call_approved}
+                self.calls.note(effect, result=ledger.deferred(kind, metadata))
                 await self.buffer.write_soon()
             case _:
                 await self._settle(effect, "tool_call_failed", error=ledger.describe(error))

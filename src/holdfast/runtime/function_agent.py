@@ -27,6 +27,7 @@ from holdfast.errors import BadInput, Conflict
 from holdfast.jsontext import strict_json
 from holdfast.record import ledger
 from holdfast.record.steps import step
+from holdfast.record.wait_requests import signal, sleep, sleep_until
 from holdfast.runtime.attachment import Attachment
 from holdfast.runtime.context import SessionContext, current_session
 from holdfast.runtime.function_run import Decision, FunctionRun, Role, entries_of
@@ -38,7 +39,8 @@ class Turn:
     """One turn of a plain agent: the message to answer, the history before it, and the operations that the agent can use.
 
     `messages` is the history up to this turn's message, with the role and content of each entry, as most model APIs expect.
-    `content` is this turn's message; `session` is the session with its state and credentials. `step` is `holdfast.step`.
+    `content` is this turn's message; `session` is the session with its state and credentials. `step` is `holdfast.step`; `sleep`,
+    `sleep_until` and `signal` are those of `holdfast`.
     """
 
     def __init__(self, run: FunctionRun) -> None:
@@ -47,6 +49,9 @@ class Turn:
         self.messages: list[Any] = [entry for message in run.before for entry in entries_of(message)]
         self.run_id = run.run_id
         self.step = step
+        self.sleep = sleep
+        self.sleep_until = sleep_until
+        self.signal = signal
 
     @property
     def text(self) -> str:

@@ -229,6 +229,7 @@ class FunctionRun:
                     self._answer = _Answer(value)
 
     async def _complete(self) -> None:
+        waits = {wait.ref[1]: wait for wait in self._steps.waits}
         if self._questions:
             self._messages.append(ModelResponse(parts=list(self._questions), run_id=self._origin))
             notes = {
@@ -236,7 +237,10 @@ class FunctionRun:
                 for call in self._questions
                 if (entry := _step_of(call)) is not None
             }
-            await complete_run(self._buffer, self.start.host, self._messages, None, notes=notes)
+            await complete_run(self._buffer, self.start.host, self._messages, None, notes=notes, waits=waits)
+            return
+        if waits:
+            await complete_run(self._buffer, self.start.host, self._messages, None, waits=waits)
             return
         if left := [*self._unasked, *(_texts(message)[0].content for message in self._added)]:
             raise StepsDiffer(asked="it has ended", recorded=f"{left[0]!r:.80}")
@@ -251,7 +255,7 @@ class FunctionRun:
         """Raise `BadInput` if the turn has ended, and stop code that runs while the turn waits."""
         if not self._open:
             raise BadInput(problem="the turn has ended")
-        if self._questions:
+        if self._questions or self._steps.waits:
             raise Suspended
 
     async def ask(self, arguments: dict[str, Any]) -> Decision:

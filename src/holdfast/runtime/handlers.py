@@ -4,21 +4,36 @@ A handler returns the batch that processes its submission. The submission ends i
 """
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from pydantic_ai.messages import ToolCallPart
+
 from holdfast.errors import BadInput, Conflict, NotFound
-from holdfast.ids import new_id
+from holdfast.ids import check_id, new_id
+from holdfast.jsontext import strict_json
 from holdfast.record import forking, ledger
-from holdfast.record.open_calls import pending_calls
+from holdfast.record.open_calls import pending_calls, pending_effects
 from holdfast.record.partial import partial_response
 from holdfast.record.recovery import ResumePoint, find_resume_point, last_prompt
-from holdfast.runtime import approvals
+from holdfast.record.waits import SIGNAL, Wait
 from holdfast.runtime.leased_session import LeasedSession
 from holdfast.runtime.payloads import parse_payload
-from holdfast.runtime.questions import is_repeated, requeued, waiting_turn
-from holdfast.types import Batch, Checkpoint, NewEvent, Submission, SubmissionChange
+from holdfast.runtime.questions import (
+    ANSWERED,
+    ApprovalAnswer,
+    is_repeated,
+    parse_answers,
+    recorded_answers,
+    requeued,
+    waiting_turn,
+)
+from holdfast.runtime.runner import Runner
+from holdfast.types import Batch, Checkpoint, NewEvent, Record, Submission, SubmissionChange
+
+_MOST_SIGNALS = 1000
+"""How many signals a session keeps until they are received."""
 
 Handler: TypeAlias = Callable[[LeasedSession, Submission], Awaitable[Batch]]
 
@@ -28,7 +43,7 @@ async def approval(session: LeasedSession, submission: Submission) -> Batch:
 
     An answer that was already given to an earlier question changes nothing.
     """
-    answers = approvals.parse_answers(parse_payload(submission))
+    answers = parse_answers(parse_payload(submission))
     waiting = await waiting_turn(session.store, session.id)
     point = ResumePoint(messages=[])
     if waiting is not None and waiting.run_id is not None:
@@ -46,14 +61,44 @@ async def approval(session: LeasedSession, submission: Submission) -> Batch:
     if waiting is None or waiting.run_id is None:
         raise Conflict(problem="the session does not wait for an answer")
     runner = session.runner(await session.read())
-    given = await approvals.recorded_answers(session.store, session.id, point.chain)
-    new = approvals.new_answers(answers, pending=pending, given=given, runner=runner)
-    events = [
-        NewEvent(kind=approvals.ANSWERED, run_id=waiting.run_id, payload=answer.as_json()) for answer in new
-    ]
-    if {call.tool_call_id for call in pending} - set(given) - {answer.call_id for answer in new}:
+    given = await recorded_answers(session.store, session.id, point.chain)
+    new = _new_answers(answers, pending=pending, given=given, runner=runner)
+    events = [NewEvent(kind=ANSWERED, run_id=waiting.run_id, payload=answer.as_json()) for answer in new]
+    effects = await pending_effects(session.store, session.id, point.messages)
+    questions = {key for key, effect in effects.items() if effect is None or Wait.of(effect) is None}
+    if questions - set(given) - {answer.call_id for answer in new}:
         return Batch(events=events)
     return Batch(events=events, submissions=[requeued(waiting)], status="idle")
+
+
+def _new_answers(
+    answers: Sequence[ApprovalAnswer],
+    *,
+    pending: Sequence[ToolCallPart],
+    given: Mapping[str, ApprovalAnswer],
+    runner: Runner,
+) -> list[ApprovalAnswer]:
+    """Return the answers that are new. Raise `Conflict` for an answer to another question, or one that contradicts an earlier answer."""
+    calls = {call.tool_call_id: call for call in pending}
+    new: list[ApprovalAnswer] = []
+    for answer in answers:
+        call = calls.get(answer.call_id)
+        if call is None:
+            raise Conflict(problem=f"call {answer.call_id} does not wait for an answer")
+        if ledger.digest(call.args_as_dict()) != answer.digest:
+            raise Conflict(
+                problem=f"call {answer.call_id} has different arguments from those that were approved or denied"
+            )
+        before = given.get(answer.call_id)
+        if before is not None and before != answer:
+            raise Conflict(problem=f"call {answer.call_id} already has a different answer")
+        if answer.arguments is not None and not runner.allows_edits(call.tool_name):
+            raise Conflict(
+                problem=f"the arguments of {call.tool_name} cannot be edited, because the tool does not allow it"
+            )
+        if before is None:
+            new.append(answer)
+    return new
 
 
 async def interrupt(session: LeasedSession, submission: Submission) -> Batch:
@@ -119,6 +164,34 @@ async def fork(session: LeasedSession, submission: Submission) -> Batch:
     return Batch(events=[NewEvent(kind="forked", payload=json.dumps({"session_id": forked}))])
 
 
+async def signal(session: LeasedSession, submission: Submission) -> Batch:
+    """Keep a signal until a wait of the session receives it, and let a turn that waits for it continue."""
+    facts = parse_payload(submission)
+    name, data = check_id(str(facts.get("name")), "signal name"), facts.get("data")
+    kept = await session.store.records(session.id, SIGNAL, bodies=False, limit=_MOST_SIGNALS)
+    if len(kept) >= _MOST_SIGNALS:
+        raise Conflict(problem=f"{_MOST_SIGNALS} signals to this session have not been received yet")
+    body = strict_json({"data": data}, "data")
+    event = NewEvent(kind="signal_arrived", payload=strict_json({"name": name, "data": data}, "data"))
+    batch = Batch(
+        events=[event], records=[Record(kind=SIGNAL, key=f"{name}/{submission.position:020}", body=body)]
+    )
+    waiting = await waiting_turn(session.store, session.id)
+    if waiting is not None and await _waits_for(session, name):
+        batch.submissions, batch.status = [requeued(waiting)], "idle"
+    return batch
+
+
+async def _waits_for(session: LeasedSession, name: str) -> bool:
+    cursor: str | None = None
+    while True:
+        page = await session.store.effects(session.id, unresolved=True, cursor=cursor)
+        if any((wait := Wait.of(effect)) is not None and wait.name == name for effect in page.items):
+            return True
+        if (cursor := page.next_cursor) is None:
+            return False
+
+
 async def nothing(session: LeasedSession, submission: Submission) -> Batch:
     """Do nothing: there is no turn to stop or detach."""
     del session, submission
@@ -131,6 +204,7 @@ HANDLERS: Mapping[str, Handler] = {
     "undo": undo,
     "rewind": rewind,
     "fork": fork,
+    "signal": signal,
     "background": nothing,
     "shutdown": nothing,
 }

@@ -83,6 +83,9 @@ class AgentSetup:
             denied = [answer.call_id for answer in start.answers.values() if not answer.approved]
             ended = await ended_calls(store, session.id, point.messages, denied) if denied else ()
             results = _results(point.messages, start.answers, ended)
+            if results is not None:
+                answered = {*start.answers, *ended}
+                start.host.unanswered = [call_id for call_id in results.approvals if call_id not in answered]
         recording = Holdfast(
             store,
             agent=session.agent,
@@ -140,18 +143,23 @@ def _results(
 ) -> DeferredToolResults | None:
     """Return the answers in the form in which a run continues with them; None if none of them is for an open call.
 
-    Calls that have `ended` do not run again: their recorded outcome takes precedence over a later answer.
+    If some of the calls are answered, all others run again as well: the recorder lets them wait, or continue. Calls that have
+    `ended` do not run again: their recorded outcome takes precedence over a later answer.
     """
     approvals: dict[str, Any] = {}
+    unanswered: list[str] = []
     for call in pending_calls(messages):
         answer = given.get(call.tool_call_id)
         if answer is None or answer.digest != ledger.digest(call.args_as_dict()):
-            continue
-        if answer.approved or call.tool_call_id in ended:
+            unanswered.append(call.tool_call_id)
+        elif answer.approved or call.tool_call_id in ended:
             approvals[call.tool_call_id] = ToolApproved(override_args=answer.arguments)
         else:
             approvals[call.tool_call_id] = ToolDenied(answer.feedback or "The person denied this call.")
-    return DeferredToolResults(approvals=approvals) if approvals else None
+    # Pydantic AI requires a result for each call if some of them are answered, now or in the history.
+    if approvals or (unanswered and isinstance(messages[-1], ModelRequest)):
+        return DeferredToolResults(approvals={**approvals, **dict.fromkeys(unanswered, ToolApproved())})
+    return None
 
 
 def _output_type(agent: Agent[Any, Any]) -> Any:

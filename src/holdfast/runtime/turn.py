@@ -4,7 +4,7 @@ The recorder writes to the journal; the turn adds the changes of the submission,
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -57,6 +57,7 @@ class WorkerTurn(RunHost):
     """The messages up to that checkpoint."""
     last: bool = False
     """Whether this is the last submission: then the session is released at the end of the run."""
+    unanswered: Collection[str] = ()
     take_steered: Callable[[], Awaitable[Sequence[Steered]]] = _nothing
     """Called before each model request."""
     begun: Callable[[], None] = lambda: None
@@ -189,6 +190,7 @@ class WorkerTurn(RunHost):
                 state="waiting" if run.status == "waiting" else "done",
                 reason=batch.waiting_for,
                 run_id=run.id,
+                deliver_at=batch.continue_at,
             )
             others = [other for other in batch.submissions if other.id != change.id]
             batch.submissions = [*others, change]

@@ -42,11 +42,13 @@ class UrgentSubmissions:
                 self._steering = self._steering or urgent.when_busy == "steer"
                 if (
                     urgent.when_busy == "interrupt"
-                    and urgent.created_at >= turn.began_at
+                    and (urgent.deliver_at or urgent.created_at) >= turn.began_at
                     and turn.stop is None
                 ):
                     turn.cancel("interrupt")
                 continue
+            if urgent.kind == "signal":
+                continue  # it is received when the turn waits or has ended, so that it cannot arrive unseen in between
             taken = await self._leased.store.take(self._leased.lease, id=urgent.id)
             if taken is None:
                 continue

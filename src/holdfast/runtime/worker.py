@@ -83,6 +83,7 @@ class Worker:
     def stop(self) -> None:
         """Claim nothing new, and hand over the running sessions. `run` returns when that is done."""
         self._stopping.set()
+        self._hand_over_all()
 
     @property
     def threads_are_working(self) -> bool:
@@ -145,20 +146,21 @@ class Worker:
         _log.info("worker %s has left", self.name)
 
     async def _claim_until_stopped(self, holder: Holder) -> None:
+        agents = sorted(self._agents)
         with self._store.ready_bell() as bell:
             while not (self._stopping.is_set() or self._lost.is_set()):
                 claimed: list[Work] = []
+                ready_in: float | None = None
                 if not self._pace.free:
                     await self._first(self._pace.wait())
                     continue
                 if free := min(self._concurrency - len(self._running), self._pace.free):
                     try:
                         claimed = await self._store.next_work(
-                            holder,
-                            agents=sorted(self._agents),
-                            limit=min(free, _AT_ONCE),
-                            max_attempts=self._max_attempts,
+                            holder, agents=agents, limit=min(free, _AT_ONCE), max_attempts=self._max_attempts
                         )
+                        if not claimed:
+                            ready_in = await self._store.ready_in(holder, agents=agents)
                     except HolderLost:
                         self._lost.set()
                         return
@@ -171,7 +173,9 @@ class Worker:
                 for work in claimed:
                     self._start(work)
                 if not claimed:
-                    await self._first(bell.wait(_POLL_SECONDS))
+                    await self._first(
+                        bell.wait(_POLL_SECONDS if ready_in is None else min(ready_in, _POLL_SECONDS))
+                    )
 
     def _start(self, work: Work) -> None:
         lease = work.lease
@@ -266,14 +270,17 @@ class Worker:
             await self._wait_for_all(holder.ttl * 0.1)
             return True
         _log.info("worker %s is stopping and hands over %d sessions", self.name, len(self._running))
-        for runner in list(self._running):
-            runner.hand_over("shutdown")
+        self._hand_over_all()
         await self._wait_for_all(self._grace)
         late = list(self._running)
         for runner in late:
             runner.stop("handover")
         await self._wait_for_all(5.0)
         return not late
+
+    def _hand_over_all(self) -> None:
+        for runner in list(self._running):
+            runner.hand_over("shutdown")
 
     async def _wait_for_all(self, seconds: float) -> None:
         if self._running:

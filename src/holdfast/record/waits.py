@@ -1,0 +1,106 @@
+"""What a tool or a plain agent waits for without a process: a time, or a signal.
+
+A wait is an entry of the ledger beside the steps. If it is not over, the run ends as waiting, and its turn continues at the time, or
+when the signal has arrived. Then the tool or function runs again from its top, and the wait returns what it has waited for.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal, Self, TypeAlias
+
+from pydantic_ai.exceptions import CallDeferred
+
+from holdfast.errors import BadInput
+from holdfast.ids import check_id, check_time
+from holdfast.jsontext import lenient_json
+from holdfast.record import ledger
+from holdfast.record.ledger import CallRef
+from holdfast.types import Effect, Json
+
+WaitKind: TypeAlias = Literal["sleep", "signal"]
+SIGNAL: Final = "signal"
+"""The kind of the records in which signals wait until they are received."""
+LONGEST: Final = timedelta(days=3653)
+"""The longest wait: ten years."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """A wait of a tool call or turn: its ledger entry, the time at which it ends, and the signal that ends it before."""
+
+    ref: CallRef
+    kind: WaitKind
+    until: datetime | None
+    name: str | None = None
+
+    @classmethod
+    def of(cls, effect: Effect) -> Self | None:
+        """Return the wait that a ledger entry records; None if it is something else."""
+        if ledger.waits_for(effect) != "wait":
+            return None
+        facts: dict[str, Any] = json.loads(effect.result or "{}")["metadata"]
+        until = facts.get("until")
+        return cls(
+            ref=(effect.run_id, effect.call_id),
+            kind=facts["wait"],
+            until=None if until is None else datetime.fromisoformat(until),
+            name=facts.get("name"),
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Return its kind, its time and its signal, as JSON."""
+        until = {} if self.until is None else {"until": self.until.isoformat()}
+        return {"wait": self.kind, **until, **({} if self.name is None else {"name": self.name})}
+
+    def as_effect(self) -> Effect:
+        """Return its ledger entry."""
+        return Effect(
+            run_id=self.ref[0],
+            call_id=self.ref[1],
+            tool=self.kind,
+            result=ledger.deferred("wait", self.facts()),
+            attempts=1,
+        )
+
+    def is_over(self, now: datetime) -> bool:
+        """Return whether its time has come."""
+        return self.until is not None and self.until <= now
+
+    def __str__(self) -> str:
+        what = "timer" if self.kind == "sleep" else f"signal {self.name!r}"
+        return what if self.until is None else f"{what} until {self.until.isoformat(timespec='seconds')}"
+
+
+class Waiting(CallDeferred):
+    """Raised in a tool that waits. The call runs again when the wait may be over."""
+
+
+def checked(
+    ref: CallRef, kind: WaitKind, now: datetime, until: datetime | timedelta | None, name: str | None
+) -> Wait:
+    """Return a wait that begins now. Raises `BadInput` for a time without a time zone or one that is too far ahead."""
+    if name is not None:
+        check_id(name, "signal name")
+    if isinstance(until, timedelta):
+        if not timedelta(0) <= until <= LONGEST:
+            raise BadInput(problem=f"a wait may take 0 seconds to ten years, not {until}")
+        until = now + until
+    if until is not None and check_time(until, "the time to wait for") > now + LONGEST:
+        raise BadInput(problem=f"{until.isoformat()} is more than ten years ahead")
+    return Wait(ref=ref, kind=kind, until=until, name=name)
+
+
+def first(waits: Iterable[Wait]) -> datetime | None:
+    """Return the time at which the first of these waits ends; None if none of them has a time."""
+    return min((wait.until for wait in waits if wait.until is not None), default=None)
+
+
+def received(data: Any) -> Json:
+    """Return the result of a wait that has received a signal."""
+    return lenient_json({"kind": "value", "value": {"data": data}})
+
+
+OVER: Final = '{"kind":"value","value":null}'
+"""The result of a wait whose time has come."""
