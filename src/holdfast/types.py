@@ -10,7 +10,9 @@ from datetime import datetime
 from typing import Generic, Literal, TypeAlias, TypeVar, get_args
 
 Json: TypeAlias = str
-Status: TypeAlias = Literal["idle", "queued", "running", "waiting", "cleaning", "cleaned", "moved", "failed"]
+Status: TypeAlias = Literal[
+    "idle", "queued", "running", "waiting", "sleeping", "cleaning", "cleaned", "moved", "failed"
+]
 Lane: TypeAlias = Literal["main", "control"]
 WhenBusy: TypeAlias = Literal["queue", "steer", "interrupt", "reject"]
 SubmissionState: TypeAlias = Literal["queued", "claimed", "waiting", "done", "failed", "dead"]
@@ -25,6 +27,8 @@ DueBy: TypeAlias = Literal["idle", "age", "cleaned", "submissions"]
 ROLES: tuple[str, ...] = get_args(Role)
 SCOPES: tuple[str, ...] = get_args(Scope)
 STATUSES: tuple[str, ...] = get_args(Status)
+SUSPENDED: tuple[Status, ...] = ("waiting", "sleeping")
+"""The statuses of a session whose turn continues later: after an answer, or at a time or signal. Other turns wait behind it."""
 LANES: tuple[str, ...] = get_args(Lane)
 WHEN_BUSY: tuple[str, ...] = get_args(WhenBusy)
 TURNS = ("message", "retry")

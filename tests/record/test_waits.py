@@ -55,7 +55,7 @@ async def test_a_run_that_sleeps_is_resumed_after_its_time(store: Store):
     result = await agent.run("go", conversation_id="s", run_id="r1")
     assert isinstance(result.output, DeferredToolRequests)
     session = await store.session("s")
-    assert session.status == "waiting"
+    assert session.status == "sleeping"
     assert (session.waiting_for or "").startswith("timer until")
     early = await resume(agent, store, "r1")
     assert isinstance(early.output, DeferredToolRequests)

@@ -51,7 +51,7 @@ def calling(*calls: ToolCallPart) -> FunctionModel:
 
 async def waiting(store: Store, session_id: str = "s") -> Session:
     async def waits() -> bool:
-        return (await store.session(session_id)).status == "waiting"
+        return (await store.session(session_id)).status == "sleeping"
 
     await until(waits)
     return await store.session(session_id)
@@ -293,7 +293,7 @@ async def test_a_question_stays_open_while_another_call_wakes_up(store: Store):
         turn = await session.send("Hello")
 
         async def awake() -> bool:
-            return done == ["awake"] and (await store.session("s")).status == "waiting"
+            return done == ["awake"] and (await store.session("s")).status == "sleeping"
 
         await until(awake)
         (question,) = (await session.info()).approvals

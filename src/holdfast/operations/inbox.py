@@ -39,18 +39,10 @@ async def read_inbox(caller: Caller) -> Inbox:
     listed = [
         item
         for item in items.values()
-        if item.status == "failed"
-        or item.problem
-        or item.effects
-        or (item.status == "waiting" and not _sleeps(item))
+        if item.status in {"waiting", "failed"} or item.problem or item.effects
     ]
     more = any(page.next_cursor for page in (waiting, queued, failed, interrupted, unresolved))
     return Inbox(items=sorted(listed, key=lambda item: item.active_at), more=more)
-
-
-def _sleeps(item: InboxItem) -> bool:
-    """Return whether a session waits only for times and signals, and for no person."""
-    return not item.approvals and (item.waiting_for or "").startswith(("timer", "signal "))
 
 
 async def _item(store: Store, session: Session) -> InboxItem:

@@ -51,7 +51,7 @@ async def complete_run(
         ending.payload = _output_json(output, messages[-1] if messages else None)
     kind = "interrupted" if pending else "settled"
     batch = buffer.take_step(messages, kind, None, ending, effects=effects, thorough=True)
-    batch.status = "waiting" if is_waiting else "idle"
+    batch.status = ("waiting" if questions else "sleeping") if is_waiting else "idle"
     if is_waiting:
         asked = [f"{call.tool_name} ({call.tool_call_id})" for call in questions]
         batch.waiting_for = ", ".join([*asked, *map(str, waits.values())])

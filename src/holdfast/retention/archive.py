@@ -24,7 +24,7 @@ from holdfast.media import MediaContext, MediaStore, to_uri, walker
 from holdfast.retention.packing import Packer, unpack
 from holdfast.store import Store
 from holdfast.tables import BY_NAME, SESSION, TABLES, Column, Table
-from holdfast.types import STATUSES
+from holdfast.types import STATUSES, SUSPENDED
 
 FORMAT: Final = "holdfast-archive"
 VERSION: Final = 1
@@ -479,7 +479,7 @@ def rows_of(file: IO[bytes], verified: Archive, *, longest: int) -> Iterator[tup
     """
     file.seek(0)
     names = BY_NAME[_BLOB.name].names
-    waits = verified.session["status"] == "waiting"
+    waits = verified.session["status"] in SUSPENDED
     digest = hashlib.sha256()
     for line in _split(unpack(file), longest):
         value: dict[str, Any] = from_json(line, cache_strings="keys")

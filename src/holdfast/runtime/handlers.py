@@ -30,7 +30,7 @@ from holdfast.runtime.questions import (
     waiting_turn,
 )
 from holdfast.runtime.runner import Runner
-from holdfast.types import Batch, Checkpoint, NewEvent, Record, Submission, SubmissionChange
+from holdfast.types import SUSPENDED, Batch, Checkpoint, NewEvent, Record, Submission, SubmissionChange
 
 _MOST_SIGNALS = 1000
 """How many signals a session keeps until they are received."""
@@ -107,7 +107,7 @@ async def interrupt(session: LeasedSession, submission: Submission) -> Batch:
         return cancelled
     batch = Batch()
     turn = await waiting_turn(session.store, session.id) or await _cut_off_turn(session, submission)
-    if turn is not None or (await session.read()).status == "waiting":
+    if turn is not None or (await session.read()).status in SUSPENDED:
         batch.status = "idle"
     if turn is not None:
         batch.submissions = [SubmissionChange(id=turn.id, state="failed", reason="interrupted")]

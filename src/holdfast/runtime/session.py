@@ -30,7 +30,18 @@ from holdfast.runtime.urgent_submissions import POLL_SECONDS, UrgentSubmissions
 from holdfast.store import Store
 from holdfast.tasks import end
 from holdfast.tracing import TURN, span
-from holdfast.types import TURNS, Batch, NewEvent, Run, Session, Status, Submission, SubmissionChange, Work
+from holdfast.types import (
+    SUSPENDED,
+    TURNS,
+    Batch,
+    NewEvent,
+    Run,
+    Session,
+    Status,
+    Submission,
+    SubmissionChange,
+    Work,
+)
 
 _SHORT_SECONDS = 0.05
 """A turn that ends within this time does not read its inbox. An urgent submission is noticed at most this much later."""
@@ -102,7 +113,7 @@ class SessionRunner:
             await self._store.write(self._lease, Batch(events=[NewEvent(kind="takeover", payload=payload)]))
         session: Session | None = self._work.session
         submission = self._work.submission
-        waiting = session.status == "waiting"
+        waiting = session.status in SUSPENDED
         # Later submissions are found when the session is released: then it becomes ready again.
         self._left = session.pending
         while self._left > 0 and self._reason is None and not self._lease.lost:
@@ -148,7 +159,7 @@ class SessionRunner:
                 raise
             _log.exception("submission %s of session %s failed", submission.id, self._session_id)
             await self._leased.fail(submission, f"{type(error).__name__}: {error}")
-        return (await self._leased.read()).status == "waiting"
+        return (await self._leased.read()).status in SUSPENDED
 
     async def _back_off(self, submission: Submission, error: StoreError) -> None:
         """Record why an attempt ended, and wait before releasing the session, to give the store time."""

@@ -34,7 +34,7 @@ from holdfast.server.routes import (
     store_of,
 )
 from holdfast.store import Store
-from holdfast.types import TURNS, Session, Submission
+from holdfast.types import SUSPENDED, TURNS, Session, Submission
 
 router = new_router("chat")
 _LONGEST_KEY = 200
@@ -225,8 +225,10 @@ async def _open(request: Request, session_id: str, agent: str | None) -> Session
 
 async def _check_last(request: Request, session: Session, message_id: str, content: dict[str, Any]) -> None:
     """Raise `Conflict` unless a message is the last one of the session, and nothing waits for a person."""
-    if session.status == "waiting":
-        raise Conflict(problem=f"session {session.id} waits for an answer; give it before you regenerate")
+    if session.status in SUSPENDED:
+        raise Conflict(
+            problem=f"session {session.id} waits for {session.waiting_for}; answer or stop it before you regenerate"
+        )
     store = store_of(request)
     named: Submission | None = None
     last: Submission | None = None

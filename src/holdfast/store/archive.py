@@ -25,7 +25,7 @@ from holdfast.store.rows import Rows
 from holdfast.store.shell import imported_command
 from holdfast.store.transactions import Statement, Transactions, Tx, op
 from holdfast.tables import BY_NAME, SESSION, Table
-from holdfast.types import Json, Lease
+from holdfast.types import SUSPENDED, Json, Lease
 
 PAGE_ROWS = 500
 PAGE_BYTES = 1024 * 1024
@@ -132,7 +132,7 @@ class ArchiveMethods(Transactions):
             _refuse_older(before, (yield from fingerprint(session_id, session["seq"])))
         yield op("requeue_claimed", session_id=session_id)
         yield op("imported_commands_lost", session_id=session_id)
-        control_only = True if session["status"] == "waiting" else None
+        control_only = True if session["status"] in SUSPENDED else None
         yield op("ready_if_work", session_id=session_id, control_only=control_only)
         for broken in (yield from self._violations(session_id=session_id, limit=1)):
             raise BadArchive(problem=f"its rows are inconsistent: {broken.detail}"[:300])

@@ -122,7 +122,7 @@ _SESSIONS: Final[dict[str, Plain]] = {
     ),
     # Those of them whose waiting turn has begun again.
     "wake_sessions": Update(
-        "sessions", "id in :session_ids, status = 'waiting'", "status = 'idle', waiting_for = null"
+        "sessions", "id in :session_ids, status <> 'failed'", "status = 'idle', waiting_for = null"
     ),
     "not_running": Update(
         "sessions", "id = :session_id, status = 'running'", "status = 'idle', active_at = now"

@@ -10,7 +10,7 @@ from holdfast.store.archive import ArchiveMethods
 from holdfast.store.rows import Rows, page_limit
 from holdfast.store.transactions import Tx, op, reading, writing
 from holdfast.tables import CLEANED, SHARED, Table
-from holdfast.types import Json, Lease
+from holdfast.types import SUSPENDED, Json, Lease
 
 
 class CopyMethods(ArchiveMethods):
@@ -41,7 +41,7 @@ class CopyMethods(ArchiveMethods):
         yield from self._lock_head(session_id)
         rows = yield op("reopen_session", session_id=session_id)
         if rows:
-            control_only = True if rows[0]["status"] == "waiting" else None
+            control_only = True if rows[0]["status"] in SUSPENDED else None
             yield op("ready_if_work", session_id=session_id, control_only=control_only)
         return bool(rows)
 

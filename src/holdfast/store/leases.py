@@ -9,7 +9,7 @@ from holdfast.errors import BadInput, HolderLost, SessionBusy
 from holdfast.ids import check_name, new_id
 from holdfast.store.rows import moment, page_limit
 from holdfast.store.transactions import Transactions, Tx, op, reading, writing
-from holdfast.types import Holder, Lease
+from holdfast.types import SUSPENDED, Holder, Lease
 
 _LONGEST_TTL = 24 * 60 * 60
 
@@ -199,7 +199,7 @@ class LeaseMethods(Transactions):
         yield op("requeue_claimed", session_id=session_id)
         if head.status == "running":
             yield op("not_running", session_id=session_id)
-        control_only = True if head.status == "waiting" else None
+        control_only = True if head.status in SUSPENDED else None
         yield op(
             "free_head",
             session_id=session_id,

@@ -32,6 +32,7 @@ from holdfast.store.write import LONGEST_ERROR
 from holdfast.types import (
     LANES,
     SUBMISSION_STATES,
+    SUSPENDED,
     TURNS,
     WHEN_BUSY,
     Json,
@@ -133,7 +134,7 @@ class SubmissionMethods(Transactions):
             raise TurnInProgress(session_id=session_id, pending=head.pending)
         if head.untitled and (title := title_of(new)):
             yield op("title_session", session_id=session_id, title=title, title_folded=title.casefold())
-        ready = head.holder is None and (lane == "control" or head.status != "waiting")
+        ready = head.holder is None and (lane == "control" or head.status not in SUSPENDED)
         return from_row(Submission, (yield from self._queue(new, ready=ready)))
 
     def _check_new(self, new: NewSubmission) -> None:

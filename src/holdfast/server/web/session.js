@@ -12,7 +12,7 @@ import { follow } from "./stream.js";
 import { Timeline } from "./timeline.js";
 import { STATUS, count, moment, plainly, titleFrom, titleOf } from "./words.js";
 
-const BUSY = new Set(["running", "queued", "waiting"]);
+const BUSY = new Set(["running", "queued", "waiting", "sleeping"]);
 const HINTS = {
   stop: "Stops this turn. Everything done so far is kept.",
   background: "The turn continues on a worker when you close this page.",

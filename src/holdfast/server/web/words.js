@@ -5,6 +5,7 @@ export const STATUS = {
   queued: "queued",
   running: "running",
   waiting: "waiting for you",
+  sleeping: "sleeping",
   cleaning: "being cleaned",
   cleaned: "cleaned",
   moved: "moved",

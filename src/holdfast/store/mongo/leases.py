@@ -7,6 +7,7 @@ from typing import Any
 from holdfast.store.mongo.catalogue import plain
 from holdfast.store.mongo.documents import NOW, Documents, MongoRow, span
 from holdfast.store.mongo.sessions import by_key, live_holders, view
+from holdfast.types import SUSPENDED
 
 _READY = {"ready_at": {"$gt": 0}}
 _CROWD = 8
@@ -142,7 +143,7 @@ async def free_head(
 async def free_heads(db: Documents, *, session_ids: Sequence[str]) -> list[MongoRow]:
     rows: list[MongoRow] = []
     for session in (await by_key(db, "sessions", session_ids)).values():
-        waiting = session["status"] == "waiting"
+        waiting = session["status"] in SUSPENDED
         for head in await free_head(db, session_id=session["id"], orphaned_by=None, control_only=waiting):
             rows.append(MongoRow(session_id=session["id"], ready=head["ready_at"] is not None))
     return rows
@@ -207,7 +208,7 @@ async def begin_submissions(db: Documents, *, max_attempts: int, **ours: object)
     sessions = await by_key(db, "sessions", [head["session_id"] for head in heads])
     for session in sessions.values():
         queued: dict[str, Any] = {"state": "queued"}
-        if session["status"] == "waiting":
+        if session["status"] in SUSPENDED:
             queued["lane"] = "control"
         where = {"session_id": session["id"], "ended_at": None, "$or": [{"state": "waiting"}, queued]}
         due = {**where, "deliver_at": {"$gte": 0, "$lte": await db.now()}}

@@ -11,6 +11,7 @@ from holdfast.store.mongo.sessions import create_head, live_holders
 from holdfast.store.mongo.write import lock_contents
 from holdfast.store.retention import CONTENT
 from holdfast.tables import KEYS
+from holdfast.types import SUSPENDED
 
 
 def of_session(table: str, session_id: str) -> dict[str, Any]:
@@ -130,7 +131,7 @@ async def export_session(db: Documents, *, session_id: str) -> list[MongoRow]:
         status = session["status"]
         if status == "cleaning" and session["cleaned_at"] is not None:
             status = "cleaned"
-        elif status in {"cleaning", "moved"} and session["resting"] in {"waiting", "failed"}:
+        elif status in {"cleaning", "moved"} and session["resting"] in {*SUSPENDED, "failed"}:
             status = session["resting"]
         elif status in {"cleaning", "moved", "running", "queued"}:
             status = "idle"

@@ -20,7 +20,7 @@ WITH given AS (
     CAST(:titles AS text[]), CAST(:titles_folded AS text[]), CAST(:events AS text[]))
   AS g(session_id, id, kind, lane, when_busy, payload, idempotency_key, trace, title, title_folded, event)
 ), accepted AS (
-  SELECT g.*, h.holder IS NULL AND (g.lane = 'control' OR s.status <> 'waiting') AS ready,
+  SELECT g.*, h.holder IS NULL AND (g.lane = 'control' OR s.status NOT IN ('waiting', 'sleeping')) AS ready,
     s.title = '' AND g.title <> '' AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.session_id = g.session_id) AS titled
   FROM given g JOIN heads h ON h.session_id = g.session_id JOIN sessions s ON s.id = g.session_id,
     LATERAL (
@@ -59,7 +59,7 @@ WITH begun AS (
       SELECT h.session_id, (
         SELECT q.position FROM submissions q
         WHERE q.session_id = h.session_id AND q.ended_at IS NULL AND (
-            q.state = 'waiting' OR q.state = 'queued' AND (q.lane = 'control' OR s.status <> 'waiting')) AND q.deliver_at <= now_us()
+            q.state = 'waiting' OR q.state = 'queued' AND (q.lane = 'control' OR s.status NOT IN ('waiting', 'sleeping'))) AND q.deliver_at <= now_us()
         ORDER BY q.lane, q.position LIMIT 1)
       FROM heads h JOIN sessions s ON s.id = h.session_id
       WHERE h.holder = :holder AND h.tenure = :tenure)

@@ -3,7 +3,7 @@
 SELECT s.id, s.agent, s.owner, s.title,
   CASE
     WHEN s.status = 'cleaning' AND s.cleaned_at IS NOT NULL THEN 'cleaned'
-    WHEN s.status IN ('cleaning', 'moved') AND s.resting IN ('waiting', 'failed') THEN s.resting
+    WHEN s.status IN ('cleaning', 'moved') AND s.resting IN ('waiting', 'sleeping', 'failed') THEN s.resting
     WHEN s.status IN ('cleaning', 'moved', 'running', 'queued') THEN 'idle'
     ELSE s.status
   END AS status,

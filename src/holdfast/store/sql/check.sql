@@ -57,7 +57,7 @@ LIMIT :limit;
 SELECT q.session_id, 'submission ' || q.id || ' is ' || q.state || ' in a free session that is not ready for it' AS detail
 FROM submissions q JOIN heads h ON h.session_id = q.session_id JOIN sessions s ON s.id = q.session_id
 WHERE q.ended_at IS NULL AND h.holder IS NULL AND (h.ready_at IS NULL OR h.ready_at > q.deliver_at AND h.ready_at > now_us() + 1000000) AND s.status <> 'moved'
-  AND (q.state = 'queued' AND (q.lane = 'control' OR s.status <> 'waiting') OR q.state = 'waiting' AND q.deliver_at IS NOT NULL)
+  AND (q.state = 'queued' AND (q.lane = 'control' OR s.status NOT IN ('waiting', 'sleeping')) OR q.state = 'waiting' AND q.deliver_at IS NOT NULL)
   AND q.session_id = :session_id   --? session_id
 LIMIT :limit;
 

@@ -73,7 +73,7 @@ UPDATE heads SET holder = NULL, orphaned_by = NULL, ready_at = (
     SELECT CASE WHEN min(q.deliver_at) > now_us() THEN min(q.deliver_at) WHEN min(q.deliver_at) IS NOT NULL THEN now_us() END
     FROM submissions q JOIN sessions s ON s.id = q.session_id
       WHERE q.session_id = heads.session_id AND q.ended_at IS NULL
-        AND (q.lane = 'control' OR q.state = 'waiting' OR s.status <> 'waiting')
+        AND (q.lane = 'control' OR q.state = 'waiting' OR s.status NOT IN ('waiting', 'sleeping'))
     )
 --[sqlite] WHERE session_id IN (SELECT value FROM json_each(:session_ids))
 --[postgres] WHERE session_id = ANY(CAST(:session_ids AS text[]))

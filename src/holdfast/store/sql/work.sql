@@ -50,7 +50,7 @@ WHERE ended_at IS NULL AND state IN ('queued', 'waiting') AND (attempts < :max_a
     SELECT h.session_id, (
       SELECT q.position FROM submissions q
       WHERE q.session_id = h.session_id AND q.ended_at IS NULL AND (
-          q.state = 'waiting' OR q.state = 'queued' AND (q.lane = 'control' OR s.status <> 'waiting')) AND q.deliver_at <= now_us()
+          q.state = 'waiting' OR q.state = 'queued' AND (q.lane = 'control' OR s.status NOT IN ('waiting', 'sleeping'))) AND q.deliver_at <= now_us()
       ORDER BY q.lane, q.position LIMIT 1)
     FROM heads h JOIN sessions s ON s.id = h.session_id
     WHERE h.holder = :holder AND h.tenure = :tenure)
