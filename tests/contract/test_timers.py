@@ -21,7 +21,7 @@ async def later(store: Store, session_id: str, delay: timedelta = SOON) -> datet
 
 async def wait_for(store: Store, lease: Lease, submission_id: str, at: datetime | None) -> None:
     """End a turn as waiting, until a time or an answer."""
-    waits = SubmissionChange(id=submission_id, state="waiting", deliver_at=at)
+    waits = SubmissionChange(id=submission_id, state="waiting", reason="timer", deliver_at=at)
     await store.write(lease, Batch(submissions=[waits], status="waiting", waiting_for="sleep", release=True))
 
 
@@ -108,6 +108,7 @@ async def test_a_waiting_turn_continues_at_its_time(store: Store):
     assert at is not None
     assert work.submission.started_at >= at
     assert (work.submission.state, work.submission.attempts) == ("claimed", 1)
+    assert work.submission.reason is None, "it does not wait any more"
     assert work.session.status == "queued"
     assert (await store.session(session_id)).waiting_for is None
     assert await store.check() == []

@@ -15,8 +15,9 @@ import holdfast
 from holdfast import Turn, connect
 from holdfast.errors import BadInput, SignalTimeout, TurnFailed
 from holdfast.store import Store
-from holdfast.types import Session
-from tests.builders import until
+from holdfast.types import SUSPENDED, Session
+from tests.builders import brief, until
+from tests.runtime.agents import ended, working
 
 SOON = 1.0
 done: list[str] = []
@@ -51,7 +52,7 @@ def calling(*calls: ToolCallPart) -> FunctionModel:
 
 async def waiting(store: Store, session_id: str = "s") -> Session:
     async def waits() -> bool:
-        return (await store.session(session_id)).status == "sleeping"
+        return (await store.session(session_id)).status in SUSPENDED
 
     await until(waits)
     return await store.session(session_id)
@@ -77,6 +78,7 @@ async def test_a_plain_agent_sleeps_and_continues_where_it_was(store: Store):
         session = await hf.session("s", agent=clerk)
         turn = await session.send("Hello")
         asleep = await waiting(store)
+        assert asleep.status == "sleeping"
         assert asleep.holder is None
         assert asleep.waiting_for is not None
         assert asleep.waiting_for.startswith("timer until 20")
@@ -92,6 +94,32 @@ async def test_a_plain_agent_sleeps_and_continues_where_it_was(store: Store):
         assert happened.count(kind) == 1
     assert [effect.state for effect in (await store.effects("s")).items] == ["completed"] * 3
     assert (await store.submissions("s")).items[0].attempts == 1
+
+
+async def test_a_turn_that_reached_a_wait_has_all_its_attempts_again(store: Store):
+    @holdfast.agent("clerk")
+    async def clerk(turn: Turn) -> str:
+        await turn.sleep(seconds=SOON)
+        return "slept"
+
+    await store.create_session(agent="clerk", owner="ada", id="s")
+    sent = await store.submit("s", "message", '{"text": "Hello"}')
+    for attempt in range(1, 4):
+        holder = await store.join("killed", ttl=brief(store))
+        (work,) = await store.next_work(holder)
+        assert work.submission is not None
+        assert work.submission.attempts == attempt
+
+        async def is_free() -> bool:
+            await store.reclaim()
+            return (await store.session("s")).holder is None
+
+        await until(is_free)
+    async with working(store, clerk):
+        assert (await waiting(store)).status == "sleeping"
+        assert (await store.submission(sent.id)).attempts == 1
+        done = await ended(store, sent)
+    assert (done.state, done.reason, done.attempts) == ("done", None, 1)
 
 
 async def test_a_time_in_the_past_is_over(store: Store):
@@ -293,7 +321,7 @@ async def test_a_question_stays_open_while_another_call_wakes_up(store: Store):
         turn = await session.send("Hello")
 
         async def awake() -> bool:
-            return done == ["awake"] and (await store.session("s")).status == "sleeping"
+            return done == ["awake"] and (await store.session("s")).status == "waiting"
 
         await until(awake)
         (question,) = (await session.info()).approvals

@@ -185,12 +185,14 @@ class WorkerTurn(RunHost):
     def end(self, batch: Batch, run: Run) -> None:
         """End the submission with the run."""
         if run.status in {"completed", "waiting"}:
+            waits = run.status == "waiting"
             change = SubmissionChange(
                 id=self.submission.id,
-                state="waiting" if run.status == "waiting" else "done",
+                state="waiting" if waits else "done",
                 reason=batch.waiting_for,
                 run_id=run.id,
                 deliver_at=batch.continue_at,
+                attempts=1 if waits else None,  # it came this far: earlier attempts no longer count
             )
             others = [other for other in batch.submissions if other.id != change.id]
             batch.submissions = [*others, change]

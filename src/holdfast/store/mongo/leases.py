@@ -221,8 +221,9 @@ async def begin_submissions(db: Documents, *, max_attempts: int, **ours: object)
 
 async def claim(db: Documents, row: MongoRow) -> MongoRow:
     """Mark a submission as claimed, with one more attempt unless it waited."""
-    attempts = row["attempts"] + (row["state"] != "waiting")
-    return await db.change("submissions", row, state="claimed", attempts=attempts, started_at=await db.now())
+    waited = row["state"] == "waiting"
+    values = {"attempts": row["attempts"] + (not waited), "reason": None if waited else row["reason"]}
+    return await db.change("submissions", row, state="claimed", started_at=await db.now(), **values)
 
 
 async def begun_submissions(db: Documents, **ours: object) -> list[MongoRow]:

@@ -171,7 +171,9 @@ async def _change_submissions(db: Documents, seq: int, rows: Rows) -> int:
             "submissions",
             row,
             state=state,
-            reason=row["reason"] if reason is None and state != "done" else reason,
+            reason=row["reason"]
+            if reason is None and row["state"] != "waiting" and state != "done"
+            else reason,
             run_id=change["run_id"] or row["run_id"],
             attempts=row["attempts"] if change["attempts"] is None else change["attempts"],
             deliver_at=_deliver_at(row, change),

@@ -53,7 +53,8 @@ RETURNING *;
 -- name: begin_with_events
 -- Does `begin_submissions`, `number_begun` and `insert_begun_events` in one statement.
 WITH begun AS (
-  UPDATE submissions SET state = 'claimed', attempts = attempts + CASE WHEN state = 'waiting' THEN 0 ELSE 1 END, started_at = now_us()
+  UPDATE submissions SET state = 'claimed', attempts = attempts + CASE WHEN state = 'waiting' THEN 0 ELSE 1 END, started_at = now_us(),
+    reason = CASE WHEN state <> 'waiting' THEN reason END
   WHERE ended_at IS NULL AND state IN ('queued', 'waiting') AND (attempts < :max_attempts OR state = 'waiting')
     AND (session_id, position) IN (
       SELECT h.session_id, (

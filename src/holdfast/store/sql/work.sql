@@ -44,7 +44,8 @@ RETURNING session_id;
 -- name: begin_submissions
 -- The first in each queue, as in `take`: the control lane first, and only that while the session waits for a person, or its turn when its
 -- time has come. That continues the attempt which ended with the question.
-UPDATE submissions SET state = 'claimed', attempts = attempts + CASE WHEN state = 'waiting' THEN 0 ELSE 1 END, started_at = now_us()
+UPDATE submissions SET state = 'claimed', attempts = attempts + CASE WHEN state = 'waiting' THEN 0 ELSE 1 END, started_at = now_us(),
+  reason = CASE WHEN state <> 'waiting' THEN reason END
 WHERE ended_at IS NULL AND state IN ('queued', 'waiting') AND (attempts < :max_attempts OR state = 'waiting')
   AND (session_id, position) IN (
     SELECT h.session_id, (

@@ -46,7 +46,7 @@ ON CONFLICT (session, run, call_id) DO UPDATE SET
 
 -- name: change_submissions
 UPDATE submissions SET state = :state,
-  reason = CASE WHEN :state = 'done' THEN :reason ELSE coalesce(:reason, submissions.reason) END,
+  reason = CASE WHEN :state = 'done' OR submissions.state = 'waiting' THEN :reason ELSE coalesce(:reason, submissions.reason) END,
   run_id = coalesce(:run_id, submissions.run_id),
   attempts = coalesce(:attempts, submissions.attempts),
   deliver_at = CASE :state WHEN 'queued' THEN coalesce(:deliver_at, 0) WHEN 'waiting' THEN :deliver_at ELSE submissions.deliver_at END,
