@@ -23,6 +23,8 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolCall, FunctionModel
 
+from holdfast import sleep
+
 
 def call(messages: list[ModelMessage], tool: str, arguments: dict[str, Any]) -> dict[int, DeltaToolCall]:
     made = DeltaToolCall(name=tool, json_args=json.dumps(arguments), tool_call_id=f"{tool}-{len(messages)}")
@@ -44,6 +46,8 @@ async def respond(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterato
             yield call(messages, "deploy", {"target": "staging"})
         case ["remove", *_] if not results:
             yield call(messages, "remove", {"path": "notes.txt"})
+        case ["nap", seconds] if not results:
+            yield call(messages, "nap", {"seconds": float(seconds)})
         case ["huge", size] if not results:
             yield call(messages, "huge", {"size": int(size)})
         case ["talk"]:
@@ -103,3 +107,9 @@ async def remove(path: str) -> str:
 @agent.tool_plain
 async def huge(size: int) -> str:
     return "x" * size
+
+
+@agent.tool_plain(metadata={"recovery": "steps"})
+async def nap(seconds: float) -> str:
+    await sleep(seconds=seconds)
+    return "rested"

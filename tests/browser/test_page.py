@@ -110,6 +110,21 @@ async def test_approve_deny_and_edit(shared: Site):
     assert await page.evaluate("window.hurt") is None
 
 
+async def test_a_session_that_sleeps_says_until_when_and_wakes(shared: Site):
+    page = await shared.open()
+    await new_session(page)
+    await say(page, "nap 4")
+    await page.locator(".sessions .status.sleeping").wait_for()
+    facts = page.locator(".session .facts .sleeps")
+    await facts.wait_for()
+    assert "timer until" in await facts.inner_text()
+    assert await page.get_by_role("link", name="Inbox", exact=True).count() == 1, "nobody needs to decide"
+    await page.get_by_role("combobox", name="Filter by status").select_option("sleeping")
+    await page.locator(".sessions .status.sleeping").wait_for()
+    await page.get_by_text("ended after 1: rested").wait_for()
+    await page.locator(".sessions", has_text="No session matches.").wait_for()
+
+
 async def test_stop_steer_and_queue(site: Site, tmp_path: Path):
     site.hold = 0.5
     await site.start()

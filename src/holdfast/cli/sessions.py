@@ -47,7 +47,9 @@ def list_(
     url: ServerUrl = None,
     status: Annotated[
         str | None,
-        typer.Option(help="Only sessions with this status: idle, queued, running, waiting, failed, …"),
+        typer.Option(
+            help="Only sessions with this status: idle, queued, running, waiting, sleeping, failed, …"
+        ),
     ] = None,
     agent: Annotated[str | None, typer.Option(help="Only sessions of this agent.")] = None,
     owner: Annotated[str | None, typer.Option(help="Only sessions of this owner.")] = None,

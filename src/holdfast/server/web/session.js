@@ -10,7 +10,7 @@ import { ToolCalls } from "./tool_calls.js";
 import { Restore, Retention } from "./retention.js";
 import { follow } from "./stream.js";
 import { Timeline } from "./timeline.js";
-import { STATUS, count, moment, plainly, titleFrom, titleOf } from "./words.js";
+import { STATUS, count, moment, plainly, sleepsFor, titleFrom, titleOf } from "./words.js";
 
 const BUSY = new Set(["running", "queued", "waiting", "sleeping"]);
 const HINTS = {
@@ -175,6 +175,7 @@ function Facts({ detail, usage }) {
   const { status, metadata, parent_id: parent } = detail;
   return html`<p class="facts">
     <span class=${`status ${status}`}>${STATUS[status] ?? status}</span>
+    ${sleepsFor(detail) && html`<span class="sleeps">${sleepsFor(detail)}</span>`}
     <span>${detail.agent}</span>
     ${detail.holder && html`<span>on ${detail.holder}</span>`}
     ${parent && html`<a href=${`#/s/${encodeURIComponent(parent)}`}>delegated by another session</a>`}

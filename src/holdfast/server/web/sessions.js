@@ -1,7 +1,7 @@
 // The list of sessions, live, and the dialog that creates one.
 import { html, useEffect, useRef, useState } from "./preact.js";
 import * as api from "./api.js";
-import { REASON, STATUS, ago, titleOf } from "./words.js";
+import { REASON, STATUS, ago, sleepsFor, titleOf } from "./words.js";
 
 const EVERY = 2000;
 const WATCHING = [
@@ -18,6 +18,7 @@ function Row({ session, chosen, below }) {
       <span class="facts">
         <span class=${`status ${session.status}`} title=${session.error}>${STATUS[session.status] ?? session.status}</span>
         ${REASON[session.waiting_for] && html`<span class="badge">${REASON[session.waiting_for]}</span>`}
+        ${sleepsFor(session) && html`<span class="sleeps">${sleepsFor(session)}</span>`}
         <span>${session.agent}</span>
         <time datetime=${session.active_at}>${ago(session.active_at)}</time>
         ${session.holder && html`<span title="The worker that runs this session">${session.holder}</span>`}

@@ -57,6 +57,12 @@ export const clock = (iso) => (iso ? new Date(iso).toLocaleTimeString() : "");
 export const moment = (iso) => (iso ? new Date(iso).toLocaleString() : "");
 export const count = (number, noun) => `${number.toLocaleString()} ${noun}${number === 1 ? "" : "s"}`;
 
+// What a sleeping session waits for, with its time in the zone of the reader.
+export function sleepsFor(session) {
+  if (session.status !== "sleeping") return null;
+  return (session.waiting_for ?? "").replace(/until (\S+?)(?=,|$)/g, (_, iso) => `until ${moment(iso)}`);
+}
+
 export function pretty(value) {
   if (typeof value === "string") return value;
   return JSON.stringify(value, null, 2) ?? "";
