@@ -286,6 +286,11 @@ async def _throughput(report: Report, python: Path | None, new_url: Any, scale: 
         report.add(f"submissions per second, workers: {workers}", rate.per_second, "/s")
 
 
+async def submissions_per_second(url: str, jobs: int) -> float:
+    """Return how many submissions two workers complete in a second."""
+    return (await _rate("holdfast", Path(), url, jobs, "agent")).per_second
+
+
 async def _agent_milliseconds() -> float:
     """Return the processor time of the agent alone."""
     times = 100
