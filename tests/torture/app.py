@@ -3,8 +3,9 @@
 A plan is a list of steps, a step a list of calls that are made at once, a call a tool and the seconds it takes. Every tool
 appends to one real file when it has begun and when it has ended, with its idempotency key: what ran twice is seen there.
 
-The tool `steps` has steps with a probe. Their effects are files, one for each key, as at a service that deduplicates requests. The
-agent `function` is a plain one: each call of its plan is a step with the policy of the tool.
+The tool `steps` has steps with a probe. Their effects are files, one for each key, as at a service that deduplicates requests. `nap`
+sleeps and `hear` waits for a signal before such a step. The agent `function` is a plain one: each call of its plan is a step with the
+policy of the tool.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 
-from holdfast import Done, NotDone, Turn, Unsettled, idempotency_key, step
+from holdfast import Done, NotDone, Turn, Unsettled, idempotency_key, signal, sleep, step
 from holdfast import agent as function_agent
 from holdfast.errors import OutcomeUnknown
 from holdfast.runtime import AgentSetup, current_session
@@ -41,6 +42,8 @@ POLICIES: dict[str, Any] = {
     "steps": "steps",
     "look": "readonly",
     "thread": "report",
+    "nap": "steps",
+    "hear": "steps",
 }
 """Each tool, and what becomes of a call of it whose outcome is not known."""
 
@@ -115,7 +118,7 @@ def _append(**facts: object) -> None:
 async def _do(tool: str, call: str, seconds: float, key: str) -> str:
     here = current_session()
     epoch = None if here is None else here.session.epoch
-    probed = tool == "steps"
+    probed = POLICIES[tool] == "steps"
     facts = {"tool": tool, "call": call, "key": key, "epoch": epoch, "pid": os.getpid(), "probed": probed}
     _append(phase="begun", **facts)
     if tool == "stall":
@@ -207,6 +210,30 @@ async def steps(ctx: RunContext[None], call: str, seconds: float) -> str:
     return f"did {call} at epoch {here.session.epoch if here else None}"
 
 
+async def nap(ctx: RunContext[None], call: str, seconds: float) -> str:
+    """Sleep without a process, and then do one thing."""
+    await sleep(seconds=seconds)
+    return await _do_after_wait("nap", call, idempotency_key(ctx))
+
+
+async def hear(ctx: RunContext[None], call: str, seconds: float) -> str:
+    """Wait for the signal with the name of the call, and then do one thing."""
+    del seconds
+    assert await signal(call) == call
+    return await _do_after_wait("hear", call, idempotency_key(ctx))
+
+
+async def _do_after_wait(tool: str, call: str, key: str) -> str:
+    async def do() -> str:
+        return await _do(tool, f"{call}/do", 0, idempotency_key())
+
+    _append(phase="begun", tool=tool, call=call, key=key)
+    await step("do", do, recovery="probe", probe=_find)
+    _append(phase="ended", tool=tool, call=call, key=key)
+    here = current_session()
+    return f"did {call} at epoch {here.session.epoch if here else None}"
+
+
 @function_agent("function")
 async def function(turn: Turn) -> None:
     """Follow the plan without a model. A person approves each plan with a call that may ask one."""
@@ -222,8 +249,12 @@ async def function(turn: Turn) -> None:
 
     async def carry_out(call: str, tool: str, seconds: float) -> None:
         options: dict[str, Any] = {"recovery": "retry" if tool == "look" else POLICIES[tool]}
-        if tool == "steps":
+        if POLICIES[tool] == "steps":
             options = {"recovery": "probe", "probe": _find}
+        if tool == "nap":
+            await turn.sleep(seconds=seconds)
+        if tool == "hear":
+            assert await turn.signal(call) == call
         try:
             if tool == "thread":
                 results[call] = await turn.step(call, do_in_thread, call, seconds, **options)
@@ -245,7 +276,7 @@ async def function(turn: Turn) -> None:
     await turn.answer(answer(key))
 
 
-tools: list[Any] = [act, stall, again, ask, steps, look, thread]
+tools: list[Any] = [act, stall, again, ask, steps, look, thread, nap, hear]
 plain: Agent[None, str] = Agent(FunctionModel(respond), name="plain", tools=tools)
 talker: Agent[None, str] = Agent(FunctionModel(stream_function=stream), name="talker", tools=tools)
 agents = [*(AgentSetup(agent=agent, policies=POLICIES) for agent in (plain, talker)), function]

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx2
 
 from tests.raw_client import AsyncClient, ServerError, ServerUnavailable
-from tests.torture.app import POLICIES
+from tests.torture.app import POLICIES, call_id
 
 _ANSWER_SECONDS = 6.0
 _SILENCE_SECONDS = 5.0
@@ -31,6 +32,7 @@ class Sent:
     plan: list[list[tuple[str, float]]]
     submission_id: str | None = None
     tries: int = 0
+    deliver_at: datetime | None = None
 
     @property
     def text(self) -> str:
@@ -56,6 +58,7 @@ class Tally:
     duplicates_sent: int = 0
     approvals: int = 0
     interrupts: int = 0
+    signals: int = 0
     retries: Counter[str] = field(default_factory=Counter[str])
     wrong: list[str] = field(default_factory=list[str])
     """Answers that no fault excuses."""
@@ -67,7 +70,7 @@ def new_plan(chance: random.Random) -> list[list[tuple[str, float]]]:
     for _ in range(chance.choice([0, 1, 1, 2, 2, 3])):
         calls: list[tuple[str, float]] = []
         for _ in range(chance.choice([1, 1, 2, 3])):
-            (tool,) = chance.choices(list(POLICIES), [34, 4, 18, 8, 17, 9, 10])
+            (tool,) = chance.choices(list(POLICIES), [34, 4, 18, 8, 17, 9, 10, 8, 5])
             most = 0.1 if tool == "stall" else chance.choice([0, 0.05, 0.3, 1.2])
             calls.append((tool, round(chance.uniform(0, most), 3)))
         steps.append(calls)
@@ -88,6 +91,7 @@ class Clients:
         self.stopping = asyncio.Event()
         self.interrupted: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
         """The sessions and ids of turns that were seen to be interrupted."""
+        self.signalling: set[asyncio.Task[None]] = set()
         self._token = token
         self._chance = random.Random(f"clients {seed}")
         self._fronts = [AsyncClient(url, token, timeout=_ANSWER_SECONDS) for url in urls]
@@ -114,15 +118,23 @@ class Clients:
                 continue
             session = self._chance.choice(self.readers).session_id
             sent = Sent(session, f"k{len(self.sent)}", new_plan(self._chance))
+            if self._chance.random() < 0.1:
+                sent.deliver_at = datetime.now(UTC) + timedelta(seconds=self._chance.uniform(0.5, 4))
             self.sent.append(sent)
             self.open += 1
             await self._send(sent)
+            for number, calls in enumerate(sent.plan):
+                for place, (tool, _) in enumerate(calls):
+                    if tool == "hear":
+                        signalling = self._signal(session, call_id(sent.key, number, place))
+                        self.signalling.add(asyncio.create_task(signalling))
             if self._chance.random() < 0.05:
                 await self._fork(session)
             await asyncio.sleep(self._chance.uniform(0, 0.2))
 
     async def _send(self, sent: Sent) -> None:
-        body = {"text": sent.text, "idempotency_key": sent.key}
+        at = {} if sent.deliver_at is None else {"deliver_at": sent.deliver_at.isoformat()}
+        body = {"text": sent.text, "idempotency_key": sent.key, **at}
         path = f"/api/sessions/{sent.session_id}/submissions"
         answer = await self._until_answered("POST", path, body, sent)
         sent.submission_id = answer["submission_id"]
@@ -133,6 +145,14 @@ class Clients:
                 self.tally.wrong.append(
                     f"{sent.key} was accepted twice, as {sent.submission_id} and {second}"
                 )
+
+    async def _signal(self, session_id: str, name: str) -> None:
+        """Send a signal, before or after its session waits for it; now and then twice."""
+        path, body = f"/api/sessions/{session_id}/signals/{name}", {"data": name, "idempotency_key": name}
+        await asyncio.sleep(self._chance.uniform(0, 2))
+        for _ in range(self._chance.choice([1, 1, 2])):
+            await self._until_answered("POST", path, body)
+        self.tally.signals += 1
 
     async def _fork(self, session_id: str) -> None:
         fork = Fork(session_id, f"f{len(self.forks)}")
@@ -183,7 +203,8 @@ class Clients:
             await asyncio.sleep(self._chance.uniform(0.2, 1.0))
             with suppress(ServerUnavailable, ServerError):
                 front = self._chance.choice(self._fronts)
-                running = (await front.sessions(status="running", limit=20))["items"]
+                status = self._chance.choice(["running", "running", "sleeping"])
+                running = (await front.sessions(status=status, limit=20))["items"]
                 if running:
                     session_id = self._chance.choice(running)["id"]
                     await front.request("POST", f"/api/sessions/{session_id}/interrupt")

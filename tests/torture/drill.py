@@ -139,6 +139,7 @@ async def _hit(
         try:
             async with asyncio.timeout(plan.rest):
                 await asyncio.gather(*submitting, interrupting, *(member.up() for member in members))
+                await asyncio.gather(*clients.signalling)
                 while clients.open:
                     _raise_if_ended(background)
                     await asyncio.sleep(0.05)
@@ -148,7 +149,7 @@ async def _hit(
         outcome.facts["seconds to rest"] = round(time.monotonic() - calm, 1)
         await until_quiet(clients)
     finally:
-        everyone = (*background, *submitting, interrupting)
+        everyone = (*background, *submitting, *clients.signalling, interrupting)
         for task in everyone:
             task.cancel()
         await asyncio.gather(*everyone, return_exceptions=True)
@@ -222,6 +223,7 @@ async def _judge(
         "submissions sent twice on purpose": tally.duplicates_sent,
         "approvals": tally.approvals,
         "interrupts": tally.interrupts,
+        "signals": tally.signals,
         "retries": dict(sorted(tally.retries.items())),
         "answers": {str(status): number for status, number in sorted(tally.answers.items())},
         "requests and streams broken": tally.unreachable,

@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ class Verdict:
                 "gaps or duplicates in the store",
                 "gaps or duplicates seen by clients",
                 "events seen by clients and not in the store",
+                "timers that fired early, or waits that ended twice",
                 "sessions stuck",
                 "forks that are missing or not whole",
                 "histories that no provider would take",
@@ -130,6 +132,7 @@ async def _judge_session(
     submissions = await _all_submissions(store, session.id)
     _judge_submissions(submissions, sent, events, verdict)
     _judge_runs(session.id, events, verdict)
+    _judge_times(session.id, sent, events, verdict)
     await _judge_history(store, session.id, submissions, sent, effects, verdict)
     given_up = {str(found.idempotency_key) for found in submissions if found.state != "done"}
     return await _judge_effects(store, session.id, events, effects, given_up, verdict)
@@ -190,7 +193,8 @@ def _judge_submissions(
     verdict.add("sessions stuck", [f"submission {found} has not ended" for found in still_open])
     order = [fact["submission_id"] for fact in told if fact["event"] == "submission_started"]
     first = list(dict.fromkeys(order))
-    wanted = [s.id for s in sorted(messages, key=lambda s: s.position) if s.id in starts]
+    later = {each.submission_id for each in sent if each.deliver_at is not None}
+    wanted = [s.id for s in sorted(messages, key=lambda s: s.position) if s.id in starts.keys() - later]
     if [found for found in first if found in set(wanted)] != wanted:
         problem = f"{messages[0].session_id}: begun in another order than asked for"
         verdict.add("submissions done twice, or done wrongly", [problem])
@@ -236,6 +240,29 @@ def _judge_runs(session_id: str, events: list[Event], verdict: Verdict) -> None:
             current = event.run_id
     if epochs != sorted(epochs):
         verdict.add("stale writes accepted", [f"{session_id}: results of epochs {epochs}"])
+
+
+def _judge_times(session_id: str, sent: list[Sent], events: list[Event], verdict: Verdict) -> None:
+    """No timer fires before its time, by the clock of the database, and no wait of a turn ends twice."""
+    early = "timers that fired early, or waits that ended twice"
+    due = {each.submission_id: each.deliver_at for each in sent if each.deliver_at is not None}
+    turn = ""
+    ended: Counter[tuple[str, str]] = Counter()
+    for event in events:
+        if event.kind == "submission_started":
+            turn = json.loads(event.payload)["submission_id"]
+            at = due.pop(turn, None)
+            verdict.counts["messages for later"] += at is not None
+            if at is not None and event.at < at:
+                verdict.add(early, [f"{session_id}: {event.seq} of {turn} before {at}"])
+        elif event.kind == "wait_ended":
+            wait = json.loads(event.payload)
+            verdict.counts[f"waits ended by a {wait['wait']}"] += 1
+            ended["" if wait["call_id"].startswith("k") else turn, wait["call_id"]] += 1
+            if wait["ended_by"] == "time" and event.at < datetime.fromisoformat(wait["until"]):
+                verdict.add(early, [f"{session_id}: {event.seq} before {wait['until']}"])
+    twice = [f"{session_id}: {wait} ended {times} times" for wait, times in ended.items() if times > 1]
+    verdict.add(early, twice)
 
 
 async def _judge_history(
@@ -361,6 +388,9 @@ def _judge_effect(effect: Effect, call: str, starts: int, effects: Effects, verd
     """Judge one entry of the ledger, and return whether it has a probe and stays unknown."""
     repeated = "completed effects repeated"
     where = f"{effect.session_id}: {effect.tool} {call}"
+    if effect.tool in {"sleep", "signal"}:
+        verdict.counts[f"waits {effect.state}"] += 1
+        return False
     verdict.counts[f"ledger {effect.state}"] += 1
     begun = effects.begun.get(call, [])
     is_safe = begun and POLICIES[begun[0]["tool"]] in {"retry", "ask", "steps"}
