@@ -1,7 +1,8 @@
 """The agents of `holdfast demo`. They are scripted, so they need no API key and no network; their tools are real.
 
 The first one prepares a release: it plans, runs shell commands in a scratch folder, appends a line to a log, calls a
-second agent, draws a chart, and asks a person for approval before it deploys. Set DEMO_MODEL to run it on a real model.
+second agent, draws a chart, and asks a person for approval before it deploys. In the second act it sleeps, wakes up and asks a
+question that expires. Set DEMO_MODEL to run it on a real model.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import re
 import struct
 import zlib
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +30,7 @@ from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolC
 
 from holdfast.ids import new_id
 from holdfast.record import Holdfast, annotate_effect
+from holdfast.record.wait_requests import sleep
 from holdfast.shell import ShellService
 from holdfast.store import Store, open_store
 
@@ -48,8 +51,12 @@ Sure, let's prepare a release. Here is my plan:
 
 While I work, try closing this tab or killing the worker. When you come back, I will still be on it.
 """
+_PLAN_FOR_LATER: Final = """\
+I will publish the notes later. First I **sleep** for a few seconds: meanwhile this session has no process, and any worker wakes it up. Then I ask
+**you**. If nobody answers in time, I do not publish.
+"""
 _HELLO: Final = """\
-Hi! I am a scripted agent: I need no network and no API key, but my tools are real. Type `prepare a release`, then try these:
+Hi! I am a scripted agent: I need no network and no API key, but my tools are real. Type `prepare a release`, or `publish later`, then try these:
 
 - **Close this tab** and open it again. The turn continues without you.
 - **Kill the worker** with the button below. Another worker takes over and repeats nothing.
@@ -70,10 +77,15 @@ _STEPS: Final[tuple[tuple[str, dict[str, str]], ...]] = (
     ("draw", {}),
     ("deploy", {"target": "staging", "version": "1.0"}),
 )
+_STEPS_FOR_LATER: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
+    ("rest", {"seconds": 8}),
+    ("publish", {"file": "NOTES.md"}),
+)
 _TASK: Final = """\
 You prepare a software release, as a demonstration. Start with a short plan. Use `shell` to write release notes in the scratch
 folder, then to check them slowly, with some output at each step. Then call `note` once, `review`, `draw` and `deploy`. A person
 must approve `deploy`. Never repeat a tool call whose outcome is unknown. Finish with a table of the results.
+If the user asks you to publish later, call `rest` with 8 seconds, then `publish`.
 """
 
 
@@ -94,25 +106,28 @@ async def respond(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterato
     prompt = str(_prompt(messages[last]))
     turn = messages[last:]
     called = [part for message in turn for part in message.parts if isinstance(part, ToolCallPart)]
-    if "release" not in prompt.lower():
+    later = "later" in prompt.lower()
+    if not later and "release" not in prompt.lower():
         async for word in _slowly(_HELLO):
             yield word
         return
-    if not called:
+    if not called and not later:
         thought = "The user wants a release. Checks are safe to repeat, the log entry is not, and a deployment needs approval."
         async for word in _slowly(thought):
             yield {0: DeltaThinkingPart(content=word)}
-        async for word in _slowly(_PLAN):
+    if not called:
+        async for word in _slowly(_PLAN_FOR_LATER if later else _PLAN):
             yield word
-    if len(called) < len(_STEPS):
-        tool, arguments = _STEPS[len(called)]
+    steps = _STEPS_FOR_LATER if later else _STEPS
+    if len(called) < len(steps):
+        tool, arguments = steps[len(called)]
         if tool == "deploy":
             async for word in _slowly(f"{_noted(turn)} Shall I deploy?"):
                 yield word
         call_id = f"{tool}-{len(messages)}"
         yield {1: DeltaToolCall(name=tool, json_args=json.dumps(arguments), tool_call_id=call_id)}
         return
-    async for word in _slowly(_report(turn)):
+    async for word in _slowly(_report(turn, "This turn" if later else "The release")):
         yield word
 
 
@@ -135,11 +150,9 @@ def _noted(turn: list[ModelMessage]) -> str:
     return "I was interrupted while I wrote to the release log. I did **not** write to it again; please check the file."
 
 
-def _report(turn: list[ModelMessage]) -> str:
+def _report(turn: list[ModelMessage], what: str) -> str:
     rows = "\n".join(f"| {part.tool_name} | {_brief(part)} |" for part in _results(turn))
-    return (
-        f"Done! Here are the results:\n\n| tool | result |\n|---|---|\n{rows}\n\nThe release is **complete**."
-    )
+    return f"Done! Here are the results:\n\n| tool | result |\n|---|---|\n{rows}\n\n{what} is **complete**."
 
 
 def _brief(part: ToolReturnPart) -> str:
@@ -285,3 +298,19 @@ async def deploy(target: str, version: str) -> str:
     """Deploy a version, after a person has approved it."""
     await asyncio.sleep(1)
     return f"Deployed version {version} to {target}."
+
+
+@agent.tool_plain(metadata={"recovery": "steps"})
+async def rest(seconds: float) -> str:
+    """Sleep without a process. Any worker continues the turn at the time."""
+    await sleep(seconds=seconds)
+    return f"slept for {seconds:g} seconds"
+
+
+@agent.tool_plain(
+    requires_approval=True, metadata={"approval": {"deadline": timedelta(seconds=12), "default": "deny"}}
+)
+async def publish(file: str) -> str:
+    """Publish a file, after a person has approved it in time."""
+    await asyncio.sleep(1)
+    return f"Published {file}."

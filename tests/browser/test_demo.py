@@ -115,6 +115,18 @@ async def test_the_three_things_to_try(site: Site, demo: str, tmp_path: Path):
     await shoot(page, "workers")
 
 
+async def test_the_second_act_sleeps_asks_and_takes_the_default(site: Site, demo: str):
+    page = await site.visit(demo, viewport={"width": 1200, "height": 800})
+    await page.get_by_role("button", name="Publish later").click()
+    await page.locator(".session .status.sleeping").wait_for()
+    await page.locator(".session .facts .sleeps", has_text="timer until").wait_for()
+    await shoot(page, "sleeping")
+    await page.get_by_role("region", name="Approval of publish").wait_for()
+    await shoot(page, "expiring question")
+    await page.get_by_text("This turn is complete").wait_for()
+    assert (await texts(page, "details.tool > summary .badge")) == ["done", "denied"]
+
+
 async def keep_clean_and_bring_back(page: Page, archive: Path) -> None:
     """3. Export, clean behind its guards, restore by dropping the file."""
     await page.get_by_role("link", name="Retention").click()

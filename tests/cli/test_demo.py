@@ -28,9 +28,9 @@ async def test_the_demo_survives_what_it_says_to_try(tmp_path: Path):
     )
     try:
         assert process.stdout is not None
-        said = [(await asyncio.wait_for(process.stdout.readline(), 30)).decode() for _ in range(6)]
-        assert [line.split()[0] for line in said[1:4]] == ["1.", "2.", "3."]
-        found = re.search(r"serves at (\S+)/\?token=(\S+)", said[5])
+        said = [(await asyncio.wait_for(process.stdout.readline(), 30)).decode() for _ in range(7)]
+        assert [line.split()[0] for line in said[1:5]] == ["1.", "2.", "3.", "4."]
+        found = re.search(r"serves at (\S+)/\?token=(\S+)", said[6])
         assert found, said
         async with AsyncClient(found[1], found[2]) as client:
             session: str = (await client.create_session("demo"))["id"]
@@ -54,6 +54,12 @@ async def test_the_demo_survives_what_it_says_to_try(tmp_path: Path):
             assert "all checks passed" in "".join(item["stdout"] or "" for item in output["items"])
             agents = {item["agent"] for item in (await client.sessions())["items"]}
             assert agents == {"demo", "reviewer"}
+            later: str = (await client.create_session("demo"))["id"]
+            await client.submit(later, "publish later")
+            events_later = [event async for event in until_done(client, later)]
+            (answer,) = [event["payload"] for event in events_later if event["kind"] == "approval_answered"]
+            assert (answer["approved"], answer["by"]) == (False, "deadline")
+            assert [event["kind"] for event in events_later].count("wait_ended") == 1
             found = re.search(r"media\+sha256://([0-9a-f]{64})", str(events))
             assert found
         assert (tmp_path / "releases.log").read_text() == "release 1.0\n"

@@ -50,6 +50,7 @@ def demo(
             "  1. Close the tab and open it again: the turn has continued.",
             f"  2. Press `Kill the worker`: another worker continues, and {folder / RELEASE_LOG} has its line only once.",
             "  3. Export, clean and rehydrate the session in the view Retention.",
+            "  4. Press `Publish later`: the agent sleeps, wakes up and asks. Do not answer, and it takes the default.",
             "Press Ctrl-C to stop." if keep else "Press Ctrl-C to stop and delete everything.",
         )
         settings = load_settings(store=f"sqlite:///{folder / 'demo.db'}", host="127.0.0.1", port=port)

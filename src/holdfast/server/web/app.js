@@ -60,10 +60,10 @@ function SignIn({ reason, onDone }) {
 // The start page of the demo, with a button that starts a session.
 function Demo() {
   const [problem, setProblem] = useState(null);
-  const begin = async () => {
+  const begin = (title) => async () => {
     try {
-      const session = await api.createSession({ agent: "demo", title: "Prepare a release" });
-      await api.submit(session.id, { kind: "message", text: "prepare a release", idempotency_key: api.newKey() });
+      const session = await api.createSession({ agent: "demo", title });
+      await api.submit(session.id, { kind: "message", text: title, idempotency_key: api.newKey() });
       location.hash = `#/s/${encodeURIComponent(session.id)}`;
     } catch (error) {
       setProblem(error.message);
@@ -72,13 +72,17 @@ function Demo() {
   return html`<section class="welcome">
     <h1>Durable sessions</h1>
     <p>An agent prepares a release: it plans, runs commands, writes a line to a file, asks another agent for a review, draws a chart, and asks you for approval. Start it, then try to break it:</p>
-    <p><button type="button" class="primary" onClick=${begin}>Prepare a release</button></p>
+    <p class="row">
+      <button type="button" class="primary" onClick=${begin("Prepare a release")}>Prepare a release</button>
+      <button type="button" onClick=${begin("Publish later")}>Publish later</button>
+    </p>
     ${problem && html`<p class="error" role="alert">${problem}</p>`}
     <ol>
       <li><strong>Close this tab</strong> during a turn and open it again. The turn has continued.</li>
       <li><strong>Kill the worker</strong> with the button below the conversation, which sends SIGKILL. Another worker continues from the recorded state, and the line is in the file only once.</li>
       <li><strong>Export, clean, restore</strong> in the view <em>Retention</em>: everything is deleted, and then restored byte for byte.</li>
     </ol>
+    <p class="hint"><strong>Publish later</strong> is the second act: the agent sleeps without a process, wakes up, and asks you a question. Do not answer, and it takes the default.</p>
     <p class="hint">Keys: <kbd>/</kbd> search, <kbd>n</kbd> new session.</p>
   </section>`;
 }
