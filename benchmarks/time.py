@@ -80,6 +80,7 @@ class Claims:
         self._store = store
 
     async def prepare(self, sleepers: int) -> None:
+        """Fill the store, and join it."""
         await _put_to_sleep(self._store, sleepers)
         self._holder = await self._store.join("bench", ttl=7200)
         self._session = (await self._store.create_session(agent="bench", owner="bench")).id
