@@ -395,7 +395,7 @@ def _routes(body_of: dict[str, list[str]]) -> dict[str, list[str]]:
     topics: dict[str, list[str]] = {
         topic: []
         for topic in (
-            *("sessions", "chat", "streams", "commands", "credentials", "runs"),
+            *("sessions", "schedules", "chat", "streams", "commands", "credentials", "runs"),
             *("inbox", "media", "retention", "shell", "operation"),
         )
     }

@@ -12,6 +12,7 @@ HANDLES = {
     "turn": "TurnHandle",
     "session": "SessionHandle",
     "run": "RunHandle",
+    "schedule": "ScheduleHandle",
     "shell": "ShellHandle",
     "client": "Client",
 }

@@ -9,12 +9,13 @@ from typing import Any
 
 from holdfast.client.client import Client
 from holdfast.client.run import RunHandle
+from holdfast.client.schedule import ScheduleHandle
 from holdfast.client.session import SessionHandle
 from holdfast.client.shell import ShellHandle
 from holdfast.client.turn import TurnHandle
 from holdfast.server.routes import CLIENT, NO_METHOD  # the package imports all routes
 
-HANDLES: tuple[type[Any], ...] = (Client, SessionHandle, TurnHandle, RunHandle, ShellHandle)
+HANDLES: tuple[type[Any], ...] = (Client, SessionHandle, TurnHandle, RunHandle, ScheduleHandle, ShellHandle)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,8 @@ class SubmissionQueued(_Event):
     kind: Literal["submission_queued"] = "submission_queued"
     submission_id: str = _payload("submission_id")
     submission_kind: str = _payload("kind")
+    schedule: str | None = _payload("schedule", None)
+    """The schedule that sent it, if one did."""
 
 
 class SubmissionStarted(_Event):

@@ -10,6 +10,7 @@ from holdfast.commands import COMMAND_STATES
 from holdfast.errors import BadText
 from holdfast.ids import check_choice, check_id, check_name, check_run_id, check_text, check_title
 from holdfast.jsontext import parse_json, parse_object
+from holdfast.schedules import CATCH_UPS, OVERLAPS
 from holdfast.types import (
     CHECKPOINT_KINDS,
     EFFECT_STATES,
@@ -233,6 +234,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "holders": ("id",),
     "duties": ("name",),
     "submissions": ("session_id", "position"),
+    "schedules": ("id",),
     "runs": ("session_id", "id"),
     "events": ("session_id", "seq"),
     "drafts": ("session_id", "run_id", "part"),
@@ -269,6 +271,17 @@ SHARED: Final = {
         "credentials",
         ("session_id", "name"),
         _columns("session_id id, name id, sealed text, expires_at time?"),
+    ),
+    "schedules": Table(
+        "schedules",
+        ("id",),
+        _columns(
+            "id id, owner name, agent name, session_id id?, title title, text text, cron text, timezone text, overlap text,"
+            " catch_up text, catch_up_limit count, paused int, moved int, problem text?, next_at time?, last_at time?,"
+            " last_session_id id?, last_submission_id id?, created_at time, version count",
+            overlap=OVERLAPS,
+            catch_up=CATCH_UPS,
+        ),
     ),
     "commands": replace(BY_NAME["commands"], only=(("session_id", None),)),
     "outputs": replace(BY_NAME["outputs"], only=(("session_id", None),)),

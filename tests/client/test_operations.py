@@ -15,6 +15,7 @@ from holdfast.cli import app
 from holdfast.client.http import HttpTransport
 from holdfast.client.output import OutputType
 from holdfast.client.run import RunHandle
+from holdfast.client.schedule import ScheduleHandle
 from holdfast.client.session import SessionHandle
 from holdfast.client.shell import ShellHandle
 from holdfast.client.transport import Transport
@@ -86,7 +87,7 @@ async def test_a_method_sends_the_request_of_its_route(row: Row):
 
     async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://x") as http:
         result = _call(HttpTransport(http), row.method)
-        if row.method == "Client.run":
+        if row.method in {"Client.run", "Client.schedule"}:
             result = result.info()
         with pytest.raises(HoldfastError):
             await (anext(result) if isasyncgen(result) else result)
@@ -104,6 +105,7 @@ def _call(transport: Transport, method: str) -> Any:
         "SessionHandle": SessionHandle(transport, "s", text),
         "TurnHandle": TurnHandle(transport, accepted, text.parse),
         "RunHandle": RunHandle(transport, "r"),
+        "ScheduleHandle": ScheduleHandle(transport, "d"),
         "ShellHandle": ShellHandle(transport),
     }
     call = getattr(handles[kind], name)

@@ -312,7 +312,7 @@ export interface InboxItem {
   agent: string;
   owner: string;
   title: string;
-  status: "idle" | "queued" | "running" | "waiting" | "cleaning" | "cleaned" | "moved" | "failed";
+  status: "idle" | "queued" | "running" | "waiting" | "sleeping" | "cleaning" | "cleaned" | "moved" | "failed";
   /** The tool calls that wait for an answer; `worker`: no live worker serves the agent; `resume`: the last run ended with its process. */
   waiting_for: string | null;
   /** The reason why the last turn failed, if the status is `failed`. At most 1,000 characters. */
@@ -398,6 +398,11 @@ export interface RunInfoItems {
   next_cursor?: string | null;
 }
 
+export interface ScheduleInfoItems {
+  items: Array<ScheduleInfo>;
+  next_cursor?: string | null;
+}
+
 export interface SessionCommandItems {
   items: Array<SessionCommand>;
   next_cursor?: string | null;
@@ -452,6 +457,32 @@ export interface NewCredential {
 export interface NewCursor {
   /** The number of the last event that the consumer has read. */
   seq: number;
+}
+
+/** A schedule to create, for one of your sessions, or for an agent, which then gets a new session for each tick. */
+export interface NewSchedule {
+  /** Five fields: minute, hour, day of the month, month, day of the week. */
+  cron: string;
+  /** The time zone of the times, such as Europe/Berlin. */
+  timezone?: string;
+  /** The text of the message. */
+  text: string;
+  /** The agent of the new session of each tick. */
+  agent?: string | null;
+  /** The session, instead of a new one for each tick. */
+  session_id?: string | null;
+  /** By default the first line of the text. New sessions have this title. */
+  title?: string;
+  /** If the turn of the previous tick has not ended: skip this tick, queue its message, or interrupt that turn. */
+  overlap?: "skip" | "queue" | "interrupt";
+  /** After a time without workers: submit `once`, submit `all` missed ticks up to `catch_up_limit`, or `none` of those that are more than a minute late. */
+  catch_up?: "once" | "all" | "none";
+  /** With `catch_up` all: how many missed ticks to submit, the latest ones. */
+  catch_up_limit?: number;
+  /** The id of the schedule. By default a new one is generated. */
+  id?: string | null;
+  /** The owner, if not you. For administrators. */
+  owner?: string | null;
 }
 
 /** A session to create. */
@@ -586,6 +617,64 @@ export interface RunInfo {
   metadata: Record<string, unknown>;
 }
 
+/** The changes to a schedule. Other fields stay as they are. */
+export interface ScheduleChange {
+  /** Five fields: minute, hour, day of the month, month, day of the week. */
+  cron?: string | null;
+  /** The time zone of the times, such as Europe/Berlin. */
+  timezone?: string | null;
+  /** The text of the message. */
+  text?: string | null;
+  /** By default the first line of the text. New sessions have this title. */
+  title?: string | null;
+  /** If the turn of the previous tick has not ended: skip this tick, queue its message, or interrupt that turn. */
+  overlap?: "skip" | "queue" | "interrupt" | null;
+  /** After a time without workers: submit `once`, submit `all` missed ticks up to `catch_up_limit`, or `none` of those that are more than a minute late. */
+  catch_up?: "once" | "all" | "none" | null;
+  /** With `catch_up` all: how many missed ticks to submit, the latest ones. */
+  catch_up_limit?: number | null;
+  /** Whether the schedule is paused. */
+  paused?: boolean | null;
+}
+
+/** A schedule, its next tick, and the outcome of the last one. */
+export interface ScheduleInfo {
+  id: string;
+  owner: string;
+  agent: string;
+  /** The session; null if each tick creates one. */
+  session_id: string | null;
+  title: string;
+  text: string;
+  cron: string;
+  timezone: string;
+  overlap: "skip" | "queue" | "interrupt";
+  catch_up: "once" | "all" | "none";
+  catch_up_limit: number;
+  paused: boolean;
+  /** Whether the schedule continues in another store. */
+  moved: boolean;
+  /** The next tick; null while the schedule is paused. */
+  next_at: string | null;
+  /** The last tick that was handled. */
+  last_at: string | null;
+  /** The reason if the last tick submitted nothing, or if the schedule was paused because it can no longer work. */
+  problem: string | null;
+  last_session_id: string | null;
+  /** The last submission of the schedule. */
+  last_submission_id: string | null;
+  /** The state of the last submission; null if there is none, or if retention has deleted it. */
+  last_state: "queued" | "claimed" | "waiting" | "done" | "failed" | "dead" | null;
+  /** The reason if the last submission failed. */
+  last_reason: string | null;
+  created_at: string;
+}
+
+/** The next times of a schedule. If it is paused, those that it would have if it were resumed now. */
+export interface ScheduleTimes {
+  items: Array<string>;
+}
+
 /** The version of the server, in the format that clients of other agent servers expect. */
 export interface ServerInfo {
   title?: string;
@@ -630,7 +719,7 @@ export interface SessionDetail {
   agent: string;
   owner: string;
   title: string;
-  status: "idle" | "queued" | "running" | "waiting" | "cleaning" | "cleaned" | "moved" | "failed";
+  status: "idle" | "queued" | "running" | "waiting" | "sleeping" | "cleaning" | "cleaned" | "moved" | "failed";
   /** The tool calls that wait for an answer; `worker`: no live worker serves the agent; `resume`: the last run ended with its process. */
   waiting_for: string | null;
   /** The reason why the last turn failed, if the status is `failed`. At most 1,000 characters. */
@@ -659,7 +748,7 @@ export interface SessionInfo {
   agent: string;
   owner: string;
   title: string;
-  status: "idle" | "queued" | "running" | "waiting" | "cleaning" | "cleaned" | "moved" | "failed";
+  status: "idle" | "queued" | "running" | "waiting" | "sleeping" | "cleaning" | "cleaned" | "moved" | "failed";
   /** The tool calls that wait for an answer; `worker`: no live worker serves the agent; `resume`: the last run ended with its process. */
   waiting_for: string | null;
   /** The reason why the last turn failed, if the status is `failed`. At most 1,000 characters. */

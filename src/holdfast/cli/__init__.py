@@ -25,6 +25,7 @@ _COMMANDS = {
         "fork": ("history:fork", "Copy the history of a session into a new session."),
         "compact": ("history:compact", "Replace the history with a shorter one."),
         "settle": ("history:settle", "Record the outcome of a tool call whose outcome is unknown."),
+        "schedule": ("schedules:app", "Submit messages at the times of cron expressions."),
         "sessions": ("sessions+retention+sweep:app", "List, show, export, clean and erase sessions."),
         "runs": ("runs:app", "Show, resume and fork recorded runs."),
     },

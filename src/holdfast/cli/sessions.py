@@ -36,6 +36,7 @@ from holdfast.cli.terminal import (
     time_text,
 )
 from holdfast.ids import check_choice
+from holdfast.schedules import schedule_of
 from holdfast.types import STATUSES
 
 app = Commands("List, show, export, clean and erase sessions.")
@@ -165,7 +166,10 @@ def show(
         *([] if failed is None else [("last turn", one_line(f"{failed.state}: {failed.reason}"))]),
         *([("retry", retry_command(session.id))] if failed and is_retriable(failed) else []),
         *(
-            (item.state, one_line(f"{item.submission_id} {item.kind}, attempts {item.attempts}"))
+            (
+                item.state,
+                one_line(f"{item.submission_id} {item.kind}, attempts {item.attempts}{_sender(item)}"),
+            )
             for item in waiting
         ),
         *(line for question in questions for line in _question(question)),
@@ -180,6 +184,11 @@ def show(
     ]
     for name, value in lines:
         console.print(Text(f"{name:<12}").append_text(value), soft_wrap=True)
+
+
+def _sender(item: SubmissionDetail) -> str:
+    schedule = schedule_of(item.idempotency_key)
+    return "" if schedule is None else f", sent by schedule {schedule}"
 
 
 @app.command()

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from holdfast.client.client import Client
     from holdfast.client.connection import connect
     from holdfast.client.run import RunHandle
+    from holdfast.client.schedule import ScheduleHandle
     from holdfast.client.session import SessionHandle
     from holdfast.client.shell import ShellHandle
     from holdfast.client.turn import TurnHandle
@@ -17,12 +18,13 @@ if TYPE_CHECKING:
 _MODULES = {
     "Client": "client",
     "RunHandle": "run",
+    "ScheduleHandle": "schedule",
     "SessionHandle": "session",
     "ShellHandle": "shell",
     "TurnHandle": "turn",
     "connect": "connection",
 }
-__all__ = ["Client", "RunHandle", "SessionHandle", "ShellHandle", "TurnHandle", "connect"]
+__all__ = ["Client", "RunHandle", "ScheduleHandle", "SessionHandle", "ShellHandle", "TurnHandle", "connect"]
 
 
 def __getattr__(name: str) -> Any:

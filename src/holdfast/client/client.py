@@ -16,13 +16,16 @@ from holdfast.api.models import (
     WorkerInfo,
 )
 from holdfast.api.retention import SweepResult
+from holdfast.api.schedules import ScheduleInfo
 from holdfast.client.output import OutputType, output_type_of
 from holdfast.client.run import RunHandle
+from holdfast.client.schedule import ScheduleHandle
 from holdfast.client.session import SessionHandle
 from holdfast.client.shell import ShellHandle
 from holdfast.client.transport import Transport
 from holdfast.errors import BadInput, Conflict, SessionExists
 from holdfast.ids import check_id
+from holdfast.schedules import CatchUp, Overlap
 from holdfast.types import Status
 
 if TYPE_CHECKING:
@@ -170,6 +173,44 @@ class Client:
             "unresolved": unresolved,
         }
         return self._transport.items(RunInfo, "/api/runs", params)
+
+    async def create_schedule(
+        self,
+        cron: str,
+        text: str,
+        *,
+        timezone: str = "UTC",
+        agent: str | None = None,
+        session_id: str | None = None,
+        title: str = "",
+        overlap: Overlap = "skip",
+        catch_up: CatchUp = "once",
+        catch_up_limit: int = 10,
+        id: str | None = None,
+        owner: str | None = None,
+    ) -> ScheduleHandle:
+        """Create a schedule: `text` is submitted at each time of `cron` in `timezone`.
+
+        With an `agent`, each tick creates a session; with a `session_id`, it submits to that session. If the turn of the previous tick
+        has not ended, `overlap` determines whether to `skip` this tick, to `queue` its message or to `interrupt` that turn. After a time
+        without workers, `catch_up` submits `once`, `all` missed ticks up to `catch_up_limit`, or `none`. Only administrators may set
+        the `owner`.
+        """
+        given = {"cron": cron, "text": text, "timezone": timezone, "agent": agent, "session_id": session_id}
+        given |= {"title": title, "overlap": overlap, "catch_up": catch_up, "id": id, "owner": owner}
+        body = {"catch_up_limit": catch_up_limit} | {
+            name: value for name, value in given.items() if value is not None
+        }
+        created = await self._transport.call(ScheduleInfo, "POST", "/api/schedules", json=body)
+        return ScheduleHandle(self._transport, created.id)
+
+    def schedule(self, id: str) -> ScheduleHandle:
+        """Return a handle on a schedule."""
+        return ScheduleHandle(self._transport, id)
+
+    def schedules(self, *, owner: str | None = None) -> AsyncGenerator[ScheduleInfo, None]:
+        """Yield the schedules, in the order of their ids. `owner` is ignored unless you are an administrator."""
+        return self._transport.items(ScheduleInfo, "/api/schedules", {"owner": owner})
 
     async def inbox(self) -> Inbox:
         """Return the sessions that wait for a person, longest wait first."""

@@ -29,6 +29,7 @@ from holdfast.api.models import (
     WorkerInfo,
 )
 from holdfast.api.retention import CleanResult, EraseResult, RehydrateResult, RetentionStatus, SweepResult
+from holdfast.api.schedules import ScheduleInfo
 from holdfast.api.shell import (
     BashCommand,
     BashEvent,
@@ -41,11 +42,13 @@ from holdfast.approval import ApprovalRequest
 from holdfast.client.client import Client
 from holdfast.client.connection import connect
 from holdfast.client.run import RunHandle
+from holdfast.client.schedule import ScheduleHandle
 from holdfast.client.session import SessionHandle
 from holdfast.client.shell import ShellHandle
 from holdfast.client.turn import TurnHandle
 from holdfast.event_loop import EventLoop
 from holdfast.events import DraftText, SessionEvent
+from holdfast.schedules import CatchUp, Overlap
 from holdfast.store import Store
 from holdfast.types import CheckpointKind, Status, SubmissionState, WhenBusy
 
@@ -399,6 +402,65 @@ class SyncRunHandle(SyncHandle[RunHandle]):
         return self._loop.run(self._handle.settle(call_id, result=result, error=error))
 
 
+class SyncScheduleHandle(SyncHandle[ScheduleHandle]):
+    """One schedule: a message that is submitted at each time of a cron expression."""
+
+    def __init__(self, loop: EventLoop, handle: ScheduleHandle) -> None:
+        super().__init__(loop, handle)
+        self.id: str = handle.id
+
+    def info(self) -> ScheduleInfo:
+        """Return the schedule as it is now, with its next tick and the outcome of the last one."""
+        return self._loop.run(self._handle.info())
+
+    def change(
+        self,
+        *,
+        cron: str | None = None,
+        timezone: str | None = None,
+        text: str | None = None,
+        title: str | None = None,
+        overlap: Overlap | None = None,
+        catch_up: CatchUp | None = None,
+        catch_up_limit: int | None = None,
+    ) -> ScheduleInfo:
+        """Change the given values and leave the others unchanged. With new times, it continues with the first tick from now on."""
+        return self._loop.run(
+            self._handle.change(
+                cron=cron,
+                timezone=timezone,
+                text=text,
+                title=title,
+                overlap=overlap,
+                catch_up=catch_up,
+                catch_up_limit=catch_up_limit,
+            )
+        )
+
+    def pause(self) -> ScheduleInfo:
+        """Pause the schedule: it submits nothing until it is resumed."""
+        return self._loop.run(self._handle.pause())
+
+    def resume(self) -> ScheduleInfo:
+        """Resume the schedule with the first tick from now on. Ticks during the pause are not made up for."""
+        return self._loop.run(self._handle.resume())
+
+    def delete(self) -> None:
+        """Delete the schedule with its text. The sessions and submissions that it created remain."""
+        return self._loop.run(self._handle.delete())
+
+    def run(self) -> "SyncTurnHandle[str]":
+        """Submit the message now, even if the schedule is paused. Its ticks stay as they are.
+
+        Raises `Conflict` if its last turn has not ended and `overlap` is `skip`.
+        """
+        return SyncTurnHandle(self._loop, self._loop.run(self._handle.run()))
+
+    def times(self, count: int = 10) -> list[datetime]:
+        """Return the next times, at most 100. If the schedule is paused, those that it would have if it were resumed now."""
+        return self._loop.run(self._handle.times(count))
+
+
 class SyncShellHandle(SyncHandle[ShellHandle]):
     """The shell of an API server. Its token needs the scope `shell`."""
 
@@ -551,6 +613,55 @@ class SyncClient(SyncHandle[Client]):
                 session_id=session_id, parent_id=parent_id, interrupted=interrupted, unresolved=unresolved
             )
         )
+
+    def create_schedule(
+        self,
+        cron: str,
+        text: str,
+        *,
+        timezone: str = "UTC",
+        agent: str | None = None,
+        session_id: str | None = None,
+        title: str = "",
+        overlap: Overlap = "skip",
+        catch_up: CatchUp = "once",
+        catch_up_limit: int = 10,
+        id: str | None = None,
+        owner: str | None = None,
+    ) -> "SyncScheduleHandle":
+        """Create a schedule: `text` is submitted at each time of `cron` in `timezone`.
+
+        With an `agent`, each tick creates a session; with a `session_id`, it submits to that session. If the turn of the previous tick
+        has not ended, `overlap` determines whether to `skip` this tick, to `queue` its message or to `interrupt` that turn. After a time
+        without workers, `catch_up` submits `once`, `all` missed ticks up to `catch_up_limit`, or `none`. Only administrators may set
+        the `owner`.
+        """
+        return SyncScheduleHandle(
+            self._loop,
+            self._loop.run(
+                self._handle.create_schedule(
+                    cron,
+                    text,
+                    timezone=timezone,
+                    agent=agent,
+                    session_id=session_id,
+                    title=title,
+                    overlap=overlap,
+                    catch_up=catch_up,
+                    catch_up_limit=catch_up_limit,
+                    id=id,
+                    owner=owner,
+                )
+            ),
+        )
+
+    def schedule(self, id: str) -> "SyncScheduleHandle":
+        """Return a handle on a schedule."""
+        return SyncScheduleHandle(self._loop, self._handle.schedule(id))
+
+    def schedules(self, *, owner: str | None = None) -> Generator[ScheduleInfo, None, None]:
+        """Yield the schedules, in the order of their ids. `owner` is ignored unless you are an administrator."""
+        return self._loop.iterate(self._handle.schedules(owner=owner))
 
     def inbox(self) -> Inbox:
         """Return the sessions that wait for a person, longest wait first."""

@@ -24,7 +24,7 @@ from holdfast.framework_sessions import refuse_foreign
 from holdfast.ids import did_you_mean
 from holdfast.jsontext import strict_json
 from holdfast.leases import why_waiting
-from holdfast.operations.access import Caller
+from holdfast.operations.access import Caller, Service
 from holdfast.operations.registry import (
     NO_NUL,
     ClientMethod,
@@ -58,10 +58,7 @@ async def create_session(caller: Caller, body: NewSession) -> SessionInfo:
     principal, service = caller.principal, caller.service
     if body.owner not in {None, principal.owner} and not principal.is_admin:
         raise Forbidden(required="the role admin to create sessions for others", principal=principal.owner)
-    if service.agents and body.agent not in service.agents:
-        hint = did_you_mean(body.agent, service.agents)
-        names = ", ".join(sorted(service.agents))
-        raise BadInput(problem=f"there is no agent {body.agent!r}.{hint} This server has: {names}")
+    refuse_unknown_agent(service, body.agent)
     try:
         session = await caller.store.create_session(
             agent=body.agent,
@@ -77,6 +74,14 @@ async def create_session(caller: Caller, body: NewSession) -> SessionInfo:
     except SessionErased:
         raise IdUnavailable(id=body.id) from None
     return SessionInfo.of(session)
+
+
+def refuse_unknown_agent(service: Service, agent: str) -> None:
+    """Raise `BadInput` if the service has agents, but not this one."""
+    if service.agents and agent not in service.agents:
+        hint = did_you_mean(agent, service.agents)
+        names = ", ".join(sorted(service.agents))
+        raise BadInput(problem=f"there is no agent {agent!r}.{hint} This server has: {names}")
 
 
 def _metadata(given: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from holdfast.operations.registry import OPERATIONS, Operation
 _TOPICS = (
     "sessions",
     "submissions",
+    "schedules",
     "events",
     "runs",
     "workers",

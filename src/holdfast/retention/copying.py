@@ -2,7 +2,7 @@
 
 Sessions are copied as archives, each in one transaction, and compared by digest afterwards. A session with open submissions is first
 marked as moved in the source: from then on it accepts and runs nothing there, so that no message is processed twice and no approval
-answered twice. A copy that was killed is continued by running it again.
+answered twice. So are all schedules, so that no tick is submitted twice. A copy that was killed is continued by running it again.
 """
 
 import hashlib
@@ -76,7 +76,7 @@ async def copy(
 
 
 async def undo_copy(source: Store, target: Store) -> list[str]:
-    """Reopen the sessions of `source` that are marked as moved and that `target` does not have; return their ids.
+    """Reopen the sessions and schedules of `source` that are marked as moved and that `target` does not have; return the sessions' ids.
 
     Use it after a copy that was interrupted and will not be continued. Raises `StoreInUse`.
     """
@@ -88,6 +88,10 @@ async def undo_copy(source: Store, target: Store) -> list[str]:
             if await target.erased_at(session_id) is None and not await _has(target, session_id):
                 await source.reopen_session(session_id)
                 reopened.append(session_id)
+        there = {row["id"] async for row in _rows(target, "schedules")}
+        async for row in _rows(source, "schedules"):
+            if row["id"] not in there:
+                await source.reopen_schedule(row["id"])
         return reopened
 
 
@@ -204,13 +208,19 @@ class _Copy:
 
     async def _shared_rows(self, name: str) -> None:
         count = 0
-        async for rows in _pages(self._source, name):
+        if name == "schedules":
+            await self._source.move_schedules()
+        async for page in _pages(self._source, name):
+            rows = [row | {"moved": 0} for row in page] if name == "schedules" else page
             await self._target.add_shared_rows(name, rows)
             count += len(rows)
         self._done = replace(self._done, records={**self._done.records, name: count})
 
     async def _compare(self, name: str) -> None:
-        """Read the rows of a table in both stores, in order, and report those that are missing or different in the target."""
+        """Read the rows of a table in both stores, in order, and report those that are missing or different in the target.
+
+        A schedule may be different: it has moved, and may have continued in the target.
+        """
         key = SHARED[name].key
         async with aclosing(_rows(self._source, name)) as ours, aclosing(_rows(self._target, name)) as theirs:
             there = await anext(theirs, None)
@@ -218,7 +228,7 @@ class _Copy:
                 place = [row[column] for column in key]
                 while there is not None and [there[column] for column in key] < place:
                     there = await anext(theirs, None)
-                if there != row:
+                if not (there == row or (name == "schedules" and there and there["id"] == row["id"])):
                     self._fail(f"{name} {' '.join(map(str, place))}: missing or different in the target")
 
     def _fail(self, problem: str) -> None:

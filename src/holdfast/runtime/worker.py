@@ -25,6 +25,7 @@ from holdfast.record.loading import LargeHistories
 from holdfast.retention.sweeper import sweeping
 from holdfast.runtime.agents import Agents, by_name
 from holdfast.runtime.pace import Pace
+from holdfast.runtime.scheduler import keep_firing
 from holdfast.runtime.session import SessionRunner
 from holdfast.store import Store
 from holdfast.tasks import end
@@ -114,7 +115,7 @@ class Worker:
         self._renewal = renewal = Renewal(
             self._store, holder, lost=self._lost.set, every=self._renew, in_thread=True
         )
-        rescuer = asyncio.create_task(self._rescue())
+        duties = [asyncio.create_task(self._rescue()), asyncio.create_task(keep_firing(self._store))]
         _log.info("worker %s serves %s", self.name, ", ".join(sorted(self._agents)))
         try:
             await self._uncount_attempts()
@@ -124,7 +125,7 @@ class Worker:
             cut_off = list(self._running.values())
             for task in cut_off:
                 task.cancel()
-            await end(rescuer)
+            await end(*duties)
             if cut_off:
                 await asyncio.wait(cut_off)
             if self.threads_are_working and not self._lost.is_set():

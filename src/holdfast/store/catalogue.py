@@ -289,5 +289,53 @@ _SERVICE: Final[dict[str, Plain]] = {
     "leave_duty": Update("duties", "name, holder", "holder = null"),
 }
 
-PLAIN: Final = _SESSIONS | _SUBMISSIONS | _CONTENT | _MEDIA | _SHELL | _SERVICE
+_SCHEDULES: Final[dict[str, Plain]] = {
+    "insert_schedule": Insert(
+        "schedules",
+        _columns(
+            "schedules",
+            without="problem, last_at, last_session_id, last_submission_id",
+            paused="0",
+            moved="0",
+            created_at="now",
+            version="0",
+        ),
+        once=True,
+        returning="id",
+    ),
+    "owned_schedules": Read("schedules", "owner", "id", order="id", limit=":limit"),
+    "upcoming_schedules": Read(
+        "schedules",
+        "moved = 0, next_at > 0",
+        _columns("schedules", without="text"),
+        order="next_at",
+        limit=":limit",
+    ),
+    # Every change of a schedule requires the version that it read: of two processes, one changes nothing.
+    "change_schedule": Update(
+        "schedules",
+        "id, version",
+        "title, text, cron, timezone, overlap, catch_up, catch_up_limit, paused, problem, next_at, version = version + 1",
+        returning="id",
+    ),
+    "record_submission": Update(
+        "schedules",
+        "id, version",
+        "next_at, last_at, last_session_id, last_submission_id, problem = null, version = version + 1",
+        returning="id",
+    ),
+    "record_problem": Update(
+        "schedules",
+        "id, version",
+        "next_at, last_at, paused, problem, version = version + 1",
+        returning="id",
+    ),
+    "delete_schedule": Delete("schedules", "id"),
+    "session_schedules": Read("schedules", "session_id", "id", order="id"),
+    "delete_session_schedules": Delete("schedules", "session_id"),
+    "move_schedules": Update("schedules", "moved = 0", "moved = 1, version = version + 1"),
+    "reopen_schedule": Update("schedules", "id, moved = 1", "moved = 0, version = version + 1"),
+}
+
+PLAIN: Final = _SESSIONS | _SUBMISSIONS | _SCHEDULES | _CONTENT | _MEDIA | _SHELL | _SERVICE
 """All plain statements by name."""

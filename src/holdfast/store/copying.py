@@ -45,6 +45,16 @@ class CopyMethods(ArchiveMethods):
             yield op("ready_if_work", session_id=session_id, control_only=control_only)
         return bool(rows)
 
+    @writing(repeatable=True)
+    def move_schedules(self) -> Tx[None]:
+        """Let all schedules continue only in another store. From now on they submit nothing here."""
+        yield op("move_schedules")
+
+    @writing(repeatable=True)
+    def reopen_schedule(self, schedule_id: str) -> Tx[None]:
+        """Undo `move_schedules` for one schedule. Only valid if the other store does not have it."""
+        yield op("reopen_schedule", id=schedule_id)
+
     @reading
     def shared_rows(
         self, name: str, *, after: tuple[object, ...] | None = None, limit: int = 500

@@ -35,8 +35,8 @@ CONTENT: Final = (
 """Every table with content of a session, in the order in which it is deleted."""
 
 
-KEPT: Final = frozenset({"heads", "audit", "tombstones"})
-"""Tables that name sessions but contain none of their content."""
+KEPT: Final = frozenset({"heads", "audit", "tombstones", "schedules"})
+"""Tables that name sessions but contain none of their content. A schedule has its own text; an erasure of its session deletes it."""
 
 
 class RetentionMethods(Transactions):
@@ -221,6 +221,7 @@ class RetentionMethods(Transactions):
         if (yield op("lock_head", session_id=lease.session_id)):
             yield from self._fence(lease, 0)
             yield from self._delete_run_numbers(lease.session_id)
+            yield from self._delete_schedules(lease.session_id, actor)
             yield op("erase_session", session_id=lease.session_id)
             yield op("erase_head", session_id=lease.session_id)
             yield op(
@@ -232,6 +233,21 @@ class RetentionMethods(Transactions):
                 detail=detail,
             )
         return moment(tombstone["at"])
+
+    def _delete_schedules(self, session_id: str, actor: str) -> Tx[None]:
+        """Delete the schedules of a session that is being erased: they can never submit to it again."""
+        rows = yield op("session_schedules", session_id=session_id)
+        if rows:
+            yield op("delete_session_schedules", session_id=session_id)
+            detail = json.dumps({"schedules": [row["id"] for row in rows], "reason": "erased session"})
+            yield op(
+                "add_audit",
+                id=new_id(),
+                actor=actor,
+                action="delete schedule",
+                session_id=session_id,
+                detail=detail,
+            )
 
     def _retention_state(self, session_id: str, lease: Lease | None = None) -> Tx[RetentionState]:
         rows = yield op("retention_state", session_id=check_id(session_id, "session id"))

@@ -45,6 +45,16 @@ class SessionMethods(Transactions):
         check_name(owner, "owner")
         check_title(title)
         self._check_metadata(metadata)
+        is_new = yield from self._new_session(session_id, agent, owner, title, metadata)
+        if not is_new and not exist_ok:
+            raise SessionExists(id=session_id)
+        session = yield from self._session(session_id)
+        if session.owner != owner:
+            raise SessionNotFound(id=session_id)
+        return session
+
+    def _new_session(self, session_id: str, agent: str, owner: str, title: str, metadata: Json) -> Tx[bool]:
+        """Create a session unless its id exists; return whether it was created. Raises `SessionErased`."""
         created = yield op(
             "create_session",
             id=session_id,
@@ -60,12 +70,7 @@ class SessionMethods(Transactions):
             raise SessionErased(id=session_id)
         if created:
             yield op("create_head", id=session_id, agent=agent)
-        elif not exist_ok:
-            raise SessionExists(id=session_id)
-        session = yield from self._session(session_id)
-        if session.owner != owner:
-            raise SessionNotFound(id=session_id)
-        return session
+        return bool(created)
 
     def _check_metadata(self, metadata: Json) -> None:
         self._check_object(metadata, "metadata")

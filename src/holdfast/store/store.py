@@ -21,6 +21,7 @@ from holdfast.store.schema import SchemaMethods
 from holdfast.store.shell_log import ShellLogMethods
 from holdfast.store.states import StateMethods
 from holdfast.store.sweep import SweepMethods
+from holdfast.store.ticks import TickMethods
 from holdfast.store.tokens import TokenMethods
 from holdfast.store.work import WorkMethods
 from holdfast.types import Batch, Lease
@@ -30,6 +31,7 @@ class Store(
     StateMethods,
     TokenMethods,
     WorkMethods,
+    TickMethods,
     JournalMethods,
     HistoryMethods,
     MediaMethods,

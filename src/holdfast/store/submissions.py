@@ -16,6 +16,7 @@ from holdfast.errors import (
 from holdfast.framework_sessions import NO_WORKER, refuse_foreign
 from holdfast.ids import check_choice, check_id, check_name, check_time, new_id, title_from
 from holdfast.jsontext import read_recorded
+from holdfast.schedules import schedule_of
 from holdfast.store.rows import Row, from_cursor, from_row, microseconds, moment, page_limit, to_page
 from holdfast.store.transactions import (
     Statement,
@@ -103,6 +104,9 @@ class SubmissionMethods(Transactions):
 
     @writing(changes="session_id", wakes=True, repeatable=True)
     def _submit(self, session_id: str, new: NewSubmission, tries: list[str]) -> Tx[Submission]:
+        return (yield from self._accept(session_id, new, tries))
+
+    def _accept(self, session_id: str, new: NewSubmission, tries: list[str]) -> Tx[Submission]:
         self._check_new(new)
         if new["deliver_at"]:
             yield from self._refuse_far(new["deliver_at"])
@@ -286,7 +290,10 @@ class SubmissionMethods(Transactions):
 
 def queued(new: NewSubmission) -> Json:
     """Return the payload of the event for a queued submission."""
-    return json.dumps({"submission_id": new["id"], "kind": new["kind"]})
+    facts = {"submission_id": new["id"], "kind": new["kind"]}
+    if (schedule := schedule_of(new["idempotency_key"])) is not None:
+        facts["schedule"] = schedule
+    return json.dumps(facts)
 
 
 def started(submission: Submission) -> dict[str, object]:

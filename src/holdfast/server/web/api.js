@@ -66,6 +66,7 @@ const all = async (path) => {
 export const post = (path, body = {}) => request("POST", path, body);
 
 const session = (id) => `/api/sessions/${encodeURIComponent(id)}`;
+const schedule = (id) => `/api/schedules/${encodeURIComponent(id)}`;
 const run = (id) => `/api/runs/${encodeURIComponent(id)}`;
 
 export const me = () => get("/api/me");
@@ -73,6 +74,9 @@ export const signIn = (token) => post("/sign-in", { token });
 export const signOut = () => post("/sign-out");
 export const inbox = () => get("/api/inbox");
 export const workers = () => get("/api/workers");
+export const schedules = () => all("/api/schedules?limit=200");
+export const changeSchedule = (id, change) => request("PATCH", schedule(id), change);
+export const runSchedule = (id) => post(`${schedule(id)}/run`);
 export const readSession = (id) => get(session(id));
 export const createSession = (facts) => post("/api/sessions", facts);
 export const changeSession = (id, change) => request("PATCH", session(id), change);

@@ -2,6 +2,7 @@
 import { html, render, useEffect, useState } from "./preact.js";
 import * as api from "./api.js";
 import { Inbox } from "./inbox.js";
+import { Schedules } from "./schedules.js";
 import { Session } from "./session.js";
 import { Sessions } from "./sessions.js";
 import { Workers } from "./workers.js";
@@ -21,7 +22,7 @@ function place() {
   if (name === "s" && ID.test(id)) {
     return { name, id, view: ["timeline", "tool-calls", "retention"].includes(view) ? view : "", call: view === "call" ? decoded(rest) : null };
   }
-  return { name: ["inbox", "workers", "sign-in"].includes(name) ? name : "", view: id };
+  return { name: ["inbox", "schedules", "workers", "sign-in"].includes(name) ? name : "", view: id };
 }
 
 function decoded(text) {
@@ -180,6 +181,7 @@ function App() {
         <a class="brand" href="#/"><img src="/static/icon.svg" alt="" width="22" height="22" /> Holdfast</a>
         <nav aria-label="Pages">
           <a href="#/inbox" aria-current=${here.name === "inbox" ? "page" : undefined}>Inbox${waiting && html` <span class="number">${waiting}</span>`}</a>
+          <a href="#/schedules" aria-current=${here.name === "schedules" ? "page" : undefined}>Schedules</a>
           <a href="#/workers" aria-current=${here.name === "workers" ? "page" : undefined}>Workers</a>
         </nav>
       </header>
@@ -189,6 +191,7 @@ function App() {
     <main>
       ${here.name === "s" && html`<${Session} id=${here.id} view=${here.view} call=${here.call} me=${me} onDetail=${setCurrent} />`}
       ${here.name === "inbox" && html`<${Inbox} />`}
+      ${here.name === "schedules" && html`<${Schedules} />`}
       ${here.name === "workers" && html`<${Workers} agents=${me.agents} />`}
       ${here.name === "" && html`<${Welcome} demo=${me.demo} />`}
     </main>

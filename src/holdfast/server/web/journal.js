@@ -36,6 +36,7 @@ export class Journal {
     this._path = []; // the items of each message of the current history
     this._items = new Map(); // key of a message or part -> its item, since a replaced history repeats messages
     this._kinds = new Map(); // submission id -> its kind
+    this._scheduled = new Set(); // the submissions of schedules that have not started
     this._prompts = new Map(); // run -> its prompt, until its first request
   }
 
@@ -51,8 +52,11 @@ export class Journal {
       case "submission_queued":
         this._kinds.set(payload.submission_id, payload.kind);
         if (payload.kind === "message") this.queue.set(payload.submission_id, { id: payload.submission_id });
+        if (payload.kind === "message" && payload.schedule) this._scheduled.add(payload.submission_id);
         break;
       case "submission_started":
+        if (this._scheduled.delete(payload.submission_id)) this._mark(event, "note", "A schedule sent this message.");
+      // falls through
       case "submission_done":
         this.queue.delete(payload.submission_id);
         if (this._isTurn(payload)) {

@@ -180,6 +180,7 @@ function Facts({ detail, usage }) {
     ${detail.holder && html`<span>on ${detail.holder}</span>`}
     ${parent && html`<a href=${`#/s/${encodeURIComponent(parent)}`}>delegated by another session</a>`}
     ${metadata?.attached && html`<span class="badge" title="Its turns run only while someone is watching.">attached</span>`}
+    ${metadata?.schedule && html`<a href="#/schedules">started by a schedule</a>`}
     ${detail.hold && html`<span class="badge">on hold</span>`}
     <${Usage} usage=${usage} />
   </p>`;

@@ -52,7 +52,7 @@ export function Workers({ agents }) {
       clearTimeout(timer);
     };
   }, []);
-  return html`<section class="pane workers" aria-label="Workers">
+  return html`<section class="pane wide-list" aria-label="Workers">
     <div class="page">
     <a class="back" href="#/" aria-label="All sessions">←</a>
     <h2>Workers</h2>

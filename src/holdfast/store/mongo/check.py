@@ -22,6 +22,7 @@ _COPIED: Final = {
     "tombstones": "session_id",
     "heads": "session_id agent seq holder ready_at",
     "submissions": "session_id position id state lane ended_at deliver_at",
+    "schedules": "id session_id paused next_at",
     "runs": "session_id id",
     "events": "session_id seq segment position",
     "drafts": "session_id",

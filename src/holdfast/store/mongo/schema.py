@@ -55,6 +55,11 @@ _INDEXES: Final[Mapping[str, Sequence[IndexModel]]] = {
         _index("session_id", "ended_at", "lane", "position"),
         _index("ended_at", "session_id", "position", partialFilterExpression={"ended_at": {"$gt": 0}}),
     ],
+    "schedules": [
+        _index("moved", "next_at", partialFilterExpression={"next_at": {"$gt": 0}}),
+        _index("owner", "_id"),
+        _index("session_id", partialFilterExpression={"session_id": {"$gt": ""}}),
+    ],
     "runs": [
         _index("id", unique=True),
         _index("session_id", "first_seq", "id"),

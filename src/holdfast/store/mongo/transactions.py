@@ -21,6 +21,7 @@ from holdfast.store.mongo import (
     leases,
     media,
     retention,
+    schedules,
     schema,
     sessions,
     shell,
@@ -54,7 +55,8 @@ def _statements(*topics: ModuleType) -> dict[str, Handler]:
 
 STATEMENTS: Final[dict[str, Handler]] = {
     **_statements(
-        sessions, states, leases, submissions, journal, media, retention, copying, shell, sweep, check, schema
+        *(sessions, states, leases, submissions, schedules, journal, media, retention, copying),
+        *(shell, sweep, check, schema),
     ),
     **{name: partial(plain, name) for name in PLAIN},
 }

@@ -61,6 +61,11 @@ WHERE q.ended_at IS NULL AND h.holder IS NULL AND (h.ready_at IS NULL OR h.ready
   AND q.session_id = :session_id   --? session_id
 LIMIT :limit;
 
+-- name: check_schedule_has_tick
+SELECT coalesce(session_id, 'none') AS session_id, 'schedule ' || id || ' has no next tick, and is not paused' AS detail
+FROM schedules WHERE (next_at IS NULL) <> (paused = 1)
+LIMIT :limit;
+
 -- name: check_ready_is_free
 SELECT session_id, 'it is ready and held at once' AS detail FROM heads
 WHERE ready_at IS NOT NULL AND holder IS NOT NULL

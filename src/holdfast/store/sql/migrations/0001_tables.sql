@@ -139,6 +139,33 @@ CREATE UNIQUE INDEX submissions_key ON submissions (session_id, idempotency_key)
 CREATE INDEX submissions_open ON submissions (session_id, lane, position) WHERE ended_at IS NULL;
 CREATE INDEX submissions_ended ON submissions (ended_at, session_id, position) WHERE ended_at IS NOT NULL;
 
+-- Each tick of a schedule creates one submission, in the transaction that sets the time of the next tick.
+CREATE TABLE schedules (
+  id                  idtext PRIMARY KEY,
+  owner               text NOT NULL,
+  agent               text NOT NULL,
+  session_id          idtext,         -- NULL: each tick creates a session
+  title               text NOT NULL,
+  text                text NOT NULL,  -- of the message
+  cron                text NOT NULL,
+  timezone            text NOT NULL,
+  overlap             text NOT NULL,
+  catch_up            text NOT NULL,
+  catch_up_limit      bigint NOT NULL,
+  paused              integer NOT NULL,
+  moved               integer NOT NULL,   -- 1: it continues in another store
+  problem             text,           -- why the last tick submitted nothing
+  next_at             bigint,         -- the next tick; NULL while it is paused
+  last_at             bigint,         -- the last tick that was handled
+  last_session_id     idtext,
+  last_submission_id  idtext,
+  created_at          bigint NOT NULL,
+  version             bigint NOT NULL     -- counts its changes: a change requires the version that it read
+);
+CREATE INDEX schedules_due ON schedules (next_at) WHERE next_at IS NOT NULL AND moved = 0;
+CREATE INDEX schedules_owner ON schedules (owner, id);
+CREATE INDEX schedules_session ON schedules (session_id) WHERE session_id IS NOT NULL;
+
 CREATE TABLE runs (
   session_id    idtext NOT NULL,
   id            idtext NOT NULL,

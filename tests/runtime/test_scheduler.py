@@ -1,0 +1,134 @@
+"""A worker fires due schedules, and makes up for missed ticks as they want."""
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from holdfast import Store, agent
+from holdfast.runtime.scheduler import fire_due, plan
+from holdfast.schedules import Schedule, ScheduleTerms
+from holdfast.types import Submission
+from tests.builders import until
+from tests.contract.test_schedules import make_due, scheduled
+from tests.runtime.agents import ended, working
+
+NOW = datetime(2026, 5, 4, 12, 0, 30, tzinfo=UTC)
+
+
+def terms(**given: Any) -> Schedule:
+    row: dict[str, Any] = dict.fromkeys(Schedule.__dataclass_fields__)
+    row |= {"cron": "*/10 * * * *", "timezone": "UTC", "text": "x", "catch_up": "once", "catch_up_limit": 3}
+    return Schedule(**row | given)
+
+
+def at(hour: int, minute: int) -> datetime:
+    return datetime(2026, 5, 4, hour, minute, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("catch_up", "due_at", "expected"),
+    [
+        ("once", at(12, 0), (at(12, 0), at(12, 10))),
+        ("once", at(9, 0), (at(9, 0), at(12, 10))),
+        ("all", at(12, 0), (at(12, 0), at(12, 10))),
+        ("all", at(11, 50), (at(11, 50), at(12, 0))),
+        ("all", at(9, 0), (at(11, 40), at(11, 50))),
+        ("none", at(12, 0), (at(12, 0), at(12, 10))),
+        ("none", at(11, 50), (None, at(12, 0))),
+        ("none", at(9, 0), (None, at(12, 0))),
+    ],
+)
+def test_the_plan_for_a_tick(catch_up: str, due_at: datetime, expected: tuple[Any, ...]):
+    assert plan(terms(catch_up=catch_up), due_at, NOW) == expected
+
+
+def test_a_plan_after_years_without_a_worker_takes_no_time():
+    due_at = NOW - timedelta(days=3000)
+    for catch_up in ("once", "all", "none"):
+        assert plan(terms(cron="* * * * *", catch_up=catch_up), due_at, NOW)[1] >= NOW - timedelta(minutes=3)
+
+
+async def submissions(store: Store) -> list[Submission]:
+    found = [
+        submission
+        for session in (await store.sessions()).items
+        for submission in (await store.submissions(session.id)).items
+    ]
+    return sorted(found, key=lambda each: each.created_at)
+
+
+@pytest.mark.parametrize(("catch_up", "expected"), [("once", {1}), ("all", {3}), ("none", {0, 1})])
+async def test_missed_ticks(store: Store, catch_up: str, expected: set[int]):
+    schedule = await scheduled(store, cron="* * * * *", catch_up=catch_up, catch_up_limit=3, overlap="queue")
+    await make_due(store, schedule, timedelta(hours=1))
+    assert 0 < await fire_due(store) <= 60
+    sent = await submissions(store)
+    assert len(sent) - 1 in {number - 1 for number in expected} | {
+        number for number in expected if catch_up == "all"
+    }
+    after = await store.schedule(schedule.id)
+    assert after.next_at is not None
+    assert after.next_at > await store.now()
+    if not sent:
+        assert after.problem is not None
+        assert after.problem.startswith("missed the tick at")
+
+
+async def test_a_schedule_in_an_unknown_zone_is_paused(store: Store):
+    schedule = await scheduled(store)
+    (row,) = await store.shared_rows("schedules")
+    await store.delete_schedule(schedule.id, actor="ada")
+    await store.add_shared_rows("schedules", [row | {"timezone": "Mars/Olympus"}])
+    other = await scheduled(store)
+    await make_due(store, schedule)
+    await make_due(store, other)
+    await fire_due(store)
+    paused = await store.schedule(schedule.id)
+    assert paused.paused
+    assert paused.problem is not None
+    assert "Mars/Olympus" in paused.problem
+    assert (await store.schedule(other.id)).last_state == "queued"
+
+
+async def test_a_worker_fires_and_runs(store: Store):
+    @agent("scribe")
+    async def scribe(turn: Any) -> str:
+        return f"did: {turn.text}"
+
+    schedule = await store.create_schedule(
+        ScheduleTerms(cron="0 0 1 1 *", text="go"), owner="ada", agent="scribe", actor="ada"
+    )
+    async with working(store, scribe):
+        _, tick = await make_due(store, schedule, timedelta(seconds=-2))
+
+        async def is_sent() -> bool:
+            return bool(await submissions(store))
+
+        await until(is_sent)
+        (sent,) = await submissions(store)
+        assert tick <= sent.created_at < tick + timedelta(seconds=5)
+        assert (await ended(store, sent)).state == "done"
+    after = await store.schedule(schedule.id)
+    assert (after.last_state, after.last_at) == ("done", tick)
+
+
+async def test_a_worker_fires_schedules_of_agents_that_it_does_not_serve(store: Store):
+    @agent("another")
+    async def another(turn: Any) -> str:
+        return str(turn)
+
+    schedule = await scheduled(store)
+    async with working(store, another):
+        await make_due(store, schedule)
+
+        async def is_sent() -> bool:
+            return bool(await submissions(store))
+
+        await until(is_sent)
+    (session,) = (await store.sessions()).items
+    assert (session.status, session.waiting_for) == ("queued", "worker")
+    assert json.loads(session.metadata) == {"schedule": schedule.id}
+    await asyncio.sleep(0)
