@@ -8,6 +8,8 @@ SOURCE = Path(__file__).parent.parent / "src" / "holdfast"
 
 GENERATED = ["client/sync.py"]
 PUBLIC = {
+    "client/client.py: create_schedule",
+    "client/sync.py: create_schedule",
     "importers/harness.py: import_harness",
     "importers/ml_intern.py: import_ml_intern",
     "record/capability.py: __init__",

@@ -132,6 +132,26 @@ sessions erase broken --yes
 sessions erase broken --yes
 sessions show broken
 audit --session broken
+schedule create --id daily --agent echo --cron '0 9 * * MON-FRI' --timezone Europe/Berlin --text report
+schedule create --id daily --agent echo --cron '0 9 * * *' --text again
+schedule create --id odd --agent echo --cron '* * * * * *' --text often
+schedule create --id odd --agent echo --cron '0 9 * * *' --timezone Europe/Berlim --text where
+schedule create --id odd --agent echo --cron '0 9 * * *' --text what --catch-up some
+schedule create --id odd --agent echo --cron '0 9 * * *' --text what --catch-up all --catch-up-limit 500
+schedule create --id odd --session foreign --cron '0 9 * * *' --text no
+schedule create --id odd --session nowhere --cron '0 9 * * *' --text no
+schedule create --id named --session planned --agent echo --cron '0 0 29 2 *' --text leap --overlap queue
+schedule change daily --cron '0 8 * * *' --title Report
+schedule change none --title Report
+schedule pause daily
+schedule run daily
+schedule run daily
+schedule resume daily
+schedule show daily
+schedule list
+schedule times none
+schedule delete named
+schedule delete named
 audit --limit 1
 workers
 sweep

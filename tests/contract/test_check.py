@@ -32,6 +32,7 @@ DAMAGE = {
     "claimed has lease": "UPDATE submissions SET state = 'claimed'",
     "ended has ended": "UPDATE submissions SET ended_at = 1",
     "queued is ready": "UPDATE heads SET ready_at = NULL",
+    "schedule has tick": "INSERT INTO schedules (id, owner, agent, title, text, cron, timezone, overlap, catch_up, catch_up_limit, paused, moved, next_at, created_at, version) VALUES ('d', 'o', 'a', '', 't', '* * * * *', 'UTC', 'skip', 'once', 1, 0, 0, NULL, 0, 0)",
     "ready is free": "UPDATE heads SET holder = 'ghost' WHERE session_id = 'other'",
     "message has segment": "DELETE FROM segments",
     "segment has parent": "UPDATE segments SET parent = 7",

@@ -26,6 +26,7 @@ from holdfast import Store
 from holdfast.ids import new_id
 from holdfast.media import open_media
 from holdfast.runtime.credentials import new_key
+from holdfast.schedules import ScheduleTerms
 from holdfast.server.auth import digest, new_token
 from holdfast.types import Batch, Run
 from tests.builders import new_session, until
@@ -94,11 +95,14 @@ async def known(store: Store) -> dict[str, str]:
     )
     (command,) = (await store.commands(session_id=session_id)).items
     runs = (await store.runs(session_id=session_id)).items
+    terms = ScheduleTerms(cron="0 9 * * *", text=MARK)
+    schedule = await store.create_schedule(terms, owner="ada", session_id=session_id, actor="ada")
     return {
         "session_id": session_id,
         "run_id": next(run.id for run in runs if run.parent_id is None),
         "call_id": "call 2",
         "checkpoint_id": (await store.checkpoints(session_id=session_id)).items[0].id,
+        "schedule_id": schedule.id,
         "submission_id": (await store.submissions(session_id)).items[0].id,
         "command_id": command.id,
         "event_id": (await store.outputs(command.id))[0].id,
@@ -122,6 +126,8 @@ def bodies(known: dict[str, str]) -> dict[tuple[str, str], Any]:
     return {
         ("POST", "/sessions"): {"agent": "agent", "id": known["session_id"]},
         ("PATCH", "/{session_id}"): {"title": "taken over", "hold": True},
+        ("POST", "/schedules"): {"cron": "* * * * *", "text": "taken over", **session},
+        ("PATCH", "/{schedule_id}"): {"text": "taken over", "paused": True},
         ("POST", "/submissions"): {"text": "hello"},
         ("POST", "/{name}"): {"data": 1},
         ("POST", "/approvals"): {"call_id": known["call_id"], "digest": "0" * 64, "approved": True},

@@ -12,6 +12,7 @@ from holdfast.config import load_settings
 from holdfast.errors import BadInput, RetentionRefused, SessionMoved, StoreInUse
 from holdfast.media import open_media
 from holdfast.retention import Copied, clean, copy, erase, rehydrate, undo_copy
+from holdfast.schedules import ScheduleTerms
 from holdfast.store import Store, open_store
 from holdfast.tables import SHARED
 from holdfast.types import Batch, SubmissionChange
@@ -194,6 +195,30 @@ async def test_shell_commands_without_a_session_are_copied(engine: Engine):
         assert (await copy(source, target, actor="ada")).failed == ()
         for name in ("commands", "outputs"):
             assert await all_shared(target, name) == await all_shared(source, name) != []
+
+
+@pytest.mark.parametrize("direction", ["into", "out of"])
+async def test_schedules_continue_only_in_the_copy(engine: Engine, direction: str):
+    async with two_stores(engine, direction) as (source, target):
+        terms = ScheduleTerms(cron="0 9 * * *", text="report")
+        running, paused = [
+            await source.create_schedule(terms, owner="ada", agent="scribe", actor="ada") for _ in range(2)
+        ]
+        await source.change_schedule(paused.id, paused=True, actor="ada")
+        for _ in range(2):
+            done = await copy(source, target, actor="ada")
+            assert (done.failed, done.records["schedules"]) == ((), 2)
+        assert (await source.upcoming_schedules())[0] == []
+        assert (await source.schedule(running.id)).moved
+        copied = await target.schedule(running.id)
+        assert (copied.moved, copied.next_at, copied.text) == (False, running.next_at, "report")
+        assert (await target.schedule(paused.id)).paused
+        await undo_copy(source, target)
+        assert (await source.schedule(running.id)).moved
+        await target.delete_schedule(running.id, actor="ada")
+        await undo_copy(source, target)
+        assert not (await source.schedule(running.id)).moved
+        assert (await source.schedule(paused.id)).moved
 
 
 async def test_every_table_is_copied(store: Store):

@@ -132,6 +132,7 @@ async def test_the_matrix(app: Any, store: Store, http: httpx2.AsyncClient, toke
             "consumer": "reader",
             "call_id": "call",
             "submission_id": "submission",
+            "schedule_id": "theirs",
             "sha256": "0" * 64,
             "command_id": "0" * 32,
             "event_id": "0" * 32,
@@ -188,6 +189,7 @@ async def test_the_matrix_of_scopes(app: Any, store: Store, http: httpx2.AsyncCl
         "consumer": "me",
         "call_id": "call",
         "submission_id": "submission",
+        "schedule_id": "none",
     }
     names |= {"sha256": "0" * 64, "command_id": "0" * 32, "event_id": "0" * 32, "name": "key"}
     allowed, examples = 0, example_bodies(app)

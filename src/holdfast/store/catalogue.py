@@ -333,7 +333,7 @@ _SCHEDULES: Final[dict[str, Plain]] = {
     "delete_schedule": Delete("schedules", "id"),
     "session_schedules": Read("schedules", "session_id", "id", order="id"),
     "delete_session_schedules": Delete("schedules", "session_id"),
-    "move_schedules": Update("schedules", "moved = 0", "moved = 1, version = version + 1"),
+    "move_schedules": Update("schedules", "id > '', moved = 0", "moved = 1, version = version + 1"),
     "reopen_schedule": Update("schedules", "id, moved = 1", "moved = 0, version = version + 1"),
 }
 

@@ -1,0 +1,36 @@
+"""The handle on a schedule, in process and through a server."""
+
+import pytest
+
+from holdfast import Client
+from holdfast.errors import Conflict, NotFound
+
+
+async def test_a_schedule_runs_its_agent(hf: Client):
+    schedule = await hf.create_schedule(
+        "0 9 * * MON-FRI", "hello", agent="echo", timezone="Europe/Berlin", overlap="queue", id="daily"
+    )
+    assert repr(schedule) == "ScheduleHandle(id='daily')"
+    turn = await schedule.run()
+    assert "hello" in await turn.result()
+    info = await schedule.info()
+    assert (info.last_state, info.last_session_id) == ("done", turn.session_id)
+    assert len(await schedule.times()) == 10
+    assert (await schedule.times(3))[0] == info.next_at
+    assert (await schedule.change(cron="*/5 * * * *", title="Often")).cron == "*/5 * * * *"
+    assert (await schedule.pause()).next_at is None
+    assert (await schedule.resume()).next_at is not None
+    assert [each.id async for each in hf.schedules()] == ["daily"]
+    await schedule.delete()
+    with pytest.raises(NotFound):
+        await hf.schedule("daily").info()
+
+
+async def test_a_schedule_of_a_session(hf: Client):
+    session = await hf.session("letters", agent="echo")
+    schedule = await hf.create_schedule("0 9 * * *", "hello", session_id=session.id)
+    turn = await schedule.run()
+    assert turn.session_id == "letters"
+    await turn
+    with pytest.raises(Conflict, match="is not available"):
+        await hf.create_schedule("0 9 * * *", "hello", agent="echo", id=schedule.id)
