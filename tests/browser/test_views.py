@@ -3,12 +3,14 @@
 import base64
 import json
 import re
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.frameworks.framework_store import FrameworkStore
+from holdfast.schedules import ScheduleTerms
 from holdfast.store import open_store
 from holdfast.types import Batch, Effect, Record, Run
 from tests.browser.conftest import Site, new_session, say, texts
@@ -127,6 +129,33 @@ async def test_timeline_tool_calls_and_workers(shared: Site, tmp_path: Path):
     assert len(set(widths)) == 1
     assert (await texts(page, "th")) == ["worker", "agents", "running", "uptime", "state"]
     assert "agent idle" in (await texts(page, "tbody tr"))[0]
+
+
+async def test_schedules_are_listed_run_and_paused(shared: Site):
+    async with open_store(shared.store) as store:
+        terms = ScheduleTerms(cron="0 9 * * MON-FRI", timezone="Europe/Berlin", text="say good morning")
+        schedule = await store.create_schedule(
+            terms, owner="local", agent="agent", actor="local", id="morning"
+        )
+    page = await shared.open()
+    await page.get_by_role("link", name="Schedules", exact=True).click()
+    row = page.locator("tr", has_text="say good morning")
+    await row.get_by_text("0 9 * * MON-FRI").wait_for()
+    assert schedule.next_at is not None
+    shown = await row.locator("td[data-label=next] time").get_attribute("datetime")
+    assert shown is not None
+    assert datetime.fromisoformat(shown) == schedule.next_at
+    await row.get_by_role("button", name="Run say good morning now").click()
+    await row.locator(".badge.done").wait_for()
+    await row.get_by_role("button", name="Pause say good morning").click()
+    await row.get_by_text("paused").wait_for()
+    await row.get_by_role("button", name="Resume say good morning").click()
+    await row.locator("td[data-label=next] time").wait_for()
+    await row.get_by_role("link", name="Open session").click()
+    await page.locator("article.answer", has_text="good morning").wait_for()
+    await page.locator(".mark", has_text="A schedule sent this message.").wait_for()
+    await page.get_by_role("link", name="started by a schedule").click()
+    await row.wait_for()
 
 
 async def test_clean_without_an_archive_asks_first(shared: Site):

@@ -34,7 +34,7 @@ async def make_due(store: Store, schedule: Schedule, ago: timedelta = MINUTE) ->
     current = await store.schedule(schedule.id)
     tick = (await store.now() - ago).replace(microsecond=0)
     await store.miss_tick(current, tick=tick, next_at=tick, problem="a test")
-    upcoming, _ = await store.upcoming_schedules()
+    upcoming, _ = await store.upcoming_schedules(limit=100)
     (due,) = [each for each in upcoming if each.id == schedule.id]
     return due, tick
 

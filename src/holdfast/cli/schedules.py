@@ -270,7 +270,9 @@ def times(
     url: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the next times of a schedule, in UTC and in its time zone.
+    """List the next times of a schedule.
+
+    In UTC and in its time zone.
 
     Examples:
         holdfast schedule times daily
