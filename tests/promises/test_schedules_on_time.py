@@ -76,14 +76,14 @@ async def keep_killing(url: str, chance: random.Random, stop: asyncio.Event) -> 
     return kills
 
 
-async def test_each_tick_submits_once(engine: Engine, request: pytest.FixtureRequest):
+async def test_each_tick_submits_once(engine: Engine, request: pytest.FixtureRequest, long: bool):
     seed = request.config.option.seed
     chance = random.Random(seed)
     stop = asyncio.Event()
     async with open_store(engine.url) as store:
         first = await schedules_with_near_ticks(store, chance)
         killing = asyncio.create_task(keep_killing(engine.url, chance, stop))
-        wanted = max(first.values()).replace(second=0) + 2 * MINUTE
+        wanted = max(first.values()).replace(second=0) + (5 if long else 1) * MINUTE
 
         async def are_past() -> bool:
             await asyncio.sleep(0.2)  # the workers need the processor
@@ -91,7 +91,7 @@ async def test_each_tick_submits_once(engine: Engine, request: pytest.FixtureReq
             return all(each.last_at is not None and each.last_at >= wanted for each in found)
 
         try:
-            await until(are_past, 400)
+            await until(are_past, 800)
         finally:
             stop.set()
             kills = await killing
