@@ -109,5 +109,6 @@ async def test_each_tick_submits_once(engine: Engine, request: pytest.FixtureReq
             for each in sent:
                 assert each.created_at >= tick_of(each), (seed, each)
                 late = max(late, each.created_at - tick_of(each))
-        assert late < MINUTE, (seed, late)
+        # A MongoDB server keeps the locks of a killed process's transaction for a minute.
+        assert late < (3 * MINUTE if engine.name == "mongodb" else MINUTE), (seed, late)
         assert await store.check() == []
