@@ -415,7 +415,7 @@ def _routes(body_of: dict[str, list[str]]) -> dict[str, list[str]]:
     return topics
 
 
-_TYPES = ("types", "commands", "diagnostics")
+_TYPES = ("types", "commands", "diagnostics", "schedules")
 
 
 def types() -> str:
@@ -425,7 +425,7 @@ def types() -> str:
     parts = [
         "# Python API: types\n",
         f"{ast.get_docstring(trees['types'])}\n",
-        "Types of shell commands are in `holdfast.commands`, and those that describe a store in `holdfast.diagnostics`.\n",
+        "Types of shell commands are in `holdfast.commands`, those of schedules in `holdfast.schedules`, and those that describe a store in `holdfast.diagnostics`.\n",
         "## Literals\n",
         "| name | values |\n|---|---|",
     ]
