@@ -327,6 +327,19 @@ async def asks(store: Store, text: str) -> None:
     assert names["pay"](5) is None
 
 
+async def expires(store: Store, text: str) -> None:
+    agent = Agent(calls(ToolCallPart("refund", {"amount": 5}, "c1")), name="clerk")
+    await run(text, {"agent": agent})
+    async with connect(store, agents=[agent]) as hf:
+        session = await hf.session(agent="clerk")
+        await session.send("go")
+
+        async def has_a_deadline() -> bool:
+            return any(question.default == "deny" for question in (await session.info()).approvals)
+
+        await until(has_a_deadline)
+
+
 async def approves(store: Store, text: str) -> None:
     agent = Agent(calls(ToolCallPart("pay", {"amount": 5}, "c1")), name="clerk")
 
@@ -502,6 +515,7 @@ AMONG: dict[str, Callable[[Store, str], Any]] = {
     "docs/how-to/testing.md#2": passes,
     "docs/how-to/approvals.md#0": asks,
     "docs/how-to/approvals.md#1": approves,
+    "docs/how-to/approvals.md#2": expires,
     "docs/how-to/media.md#2": makes_media,
     "docs/how-to/media.md#3": publishes,
     "docs/how-to/record.md#1": searches,

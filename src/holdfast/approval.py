@@ -1,8 +1,12 @@
 """The question that a tool call waits for, as events, errors and responses contain it."""
 
-from typing import Any
+from datetime import datetime
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, Field
+
+Default: TypeAlias = Literal["deny", "approve", "fail", "remind"]
+"""What happens if a question is not answered before its deadline: it is denied or approved, its turn fails, or it is asked for again."""
 
 
 class UnsettledCall(BaseModel):
@@ -26,3 +30,15 @@ class ApprovalRequest(BaseModel):
         default=None,
         description="The call or step that was started before. Settle it instead of a decision if you know its outcome.",
     )
+    deadline: datetime | None = Field(
+        default=None,
+        description="The time before which the decision must be sent. For `remind`: the time of the next reminder.",
+    )
+    default: Default | None = Field(
+        default=None,
+        description="What happens at the deadline: `deny` or `approve` decides, `fail` ends the turn, `remind` only records a reminder.",
+    )
+    interval: float | None = Field(
+        default=None, description="The seconds between reminders, if the default is `remind`."
+    )
+    reminders: int = Field(default=0, description="How many reminders were recorded.")

@@ -135,7 +135,10 @@ class ApprovalRequested(_Event):
 
 
 class ApprovalAnswered(_Event):
-    """A person decided about one tool call. `by` is the owner of the token, if the decision came over HTTP."""
+    """A person decided about one tool call. `by` is the owner of the token, if the decision came over HTTP.
+
+    It is `deadline` if nobody decided in time, and the default of the question is its answer.
+    """
 
     kind: Literal["approval_answered"] = "approval_answered"
     call_id: str = _payload("call_id")
@@ -144,6 +147,16 @@ class ApprovalAnswered(_Event):
     feedback: str | None = _payload("feedback", None)
     arguments: dict[str, Any] | None = _payload("arguments", None)
     by: str | None = _payload("by", None)
+
+
+class ApprovalReminder(_Event):
+    """Nobody has answered a question with the default `remind` in time. `next` is the time of the next reminder, if there is one."""
+
+    kind: Literal["approval_reminder"] = "approval_reminder"
+    call_id: str = _payload("call_id")
+    tool: str = _payload("tool")
+    number: int = _payload("number")
+    next: datetime | None = _payload("next", None)
 
 
 class WaitStarted(_Event):
@@ -398,6 +411,7 @@ KnownEvent: TypeAlias = (
     | RunRecovered
     | ApprovalRequested
     | ApprovalAnswered
+    | ApprovalReminder
     | WaitStarted
     | WaitEnded
     | RunWaiting

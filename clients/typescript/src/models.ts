@@ -30,6 +30,14 @@ export interface ApprovalRequest {
   note?: string | null;
   /** The call or step that was started before. Settle it instead of a decision if you know its outcome. */
   unsettled?: UnsettledCall | null;
+  /** The time before which the decision must be sent. For `remind`: the time of the next reminder. */
+  deadline?: string | null;
+  /** What happens at the deadline: `deny` or `approve` decides, `fail` ends the turn, `remind` only records a reminder. */
+  default?: "deny" | "approve" | "fail" | "remind" | null;
+  /** The seconds between reminders, if the default is `remind`. */
+  interval?: number | null;
+  /** How many reminders were recorded. */
+  reminders?: number;
 }
 
 /** An entry of the audit log: the actor, the action, the session and the time. */

@@ -113,7 +113,14 @@ def _probe_answered(facts: Mapping[str, Any]) -> list[str]:
 def _approval_requested(facts: Mapping[str, Any]) -> list[str]:
     return [
         " ".join(
-            filter(None, [f"{call['tool']} {_text(call['arguments'])} ({call['call_id']})", call.get("note")])
+            filter(
+                None,
+                [
+                    f"{call['tool']} {_text(call['arguments'])} ({call['call_id']})",
+                    call.get("note"),
+                    f"{call['default']} at {call['deadline']}" if call.get("deadline") else None,
+                ],
+            )
         )
         for call in facts["calls"]
     ]
@@ -125,6 +132,11 @@ def _approval_answered(facts: Mapping[str, Any]) -> list[str]:
     edited = f" with {_text(facts['arguments'])}" if facts.get("arguments") is not None else ""
     feedback = f": {facts['feedback']}" if facts.get("feedback") else ""
     return [f"{facts['call_id']} {decision}{by}{edited}{feedback}"]
+
+
+def _approval_reminder(facts: Mapping[str, Any]) -> list[str]:
+    upcoming = f", next at {facts['next']}" if facts.get("next") else ""
+    return [f"{facts['tool']} ({facts['call_id']}) has no answer: reminder {facts['number']}{upcoming}"]
 
 
 def _wait(facts: Mapping[str, Any]) -> list[str]:
@@ -166,6 +178,7 @@ _PAYLOADS: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "waiting_for_thread": _waiting_for_thread,
     "approval_requested": _approval_requested,
     "approval_answered": _approval_answered,
+    "approval_reminder": _approval_reminder,
     "wait_started": _wait,
     "wait_ended": _wait_ended,
     "run_waiting": _run_waiting,

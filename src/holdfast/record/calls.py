@@ -20,6 +20,7 @@ from pydantic_ai.tools import DeferredToolRequests, ToolDefinition
 
 from holdfast.errors import Conflict
 from holdfast.record import ledger
+from holdfast.record.deadlines import Deadline
 from holdfast.record.ledger import CallRef, Policy
 from holdfast.record.open_calls import answers, pending_calls
 from holdfast.record.probes import Probe
@@ -45,6 +46,7 @@ class Calls:
         self._refs: dict[str, CallRef] = {}  # the ledger entry of the latest call with an id
         self._made: Counter[CallRef] = Counter()  # how often a run has made a call with an id
         self._returned: dict[CallRef, ToolReturnPart] = {}  # results that are not serialized yet
+        self._deadlines: dict[str, Deadline] = {}  # of the questions about a tool, by its name
 
     @property
     def any_runs(self) -> bool:
@@ -134,6 +136,33 @@ class Calls:
         policy = self._policies.get(tool.name) or metadata.get("recovery", "report")
         ledger.check_policy(policy, probe, allowed=get_args(Policy), what=f"tool {tool.name!r}")
         return policy, probe
+
+    def read_deadline(self, tool: ToolDefinition) -> None:
+        """Read the deadline that a tool declares for the questions about its calls. Raises `BadInput`."""
+        deadline = None
+        if "approval" in (tool.metadata or {}):
+            policy, _ = self.recovery(tool)
+            deadline = Deadline.of_tool(tool, policy)
+        if deadline is not None:
+            self._deadlines[tool.name] = deadline
+
+    def deadlines(self, output: object) -> dict[str, Deadline]:
+        """Return the deadlines of the questions that a run ends with, by call id.
+
+        A call that may have taken effect, or whose result comes from outside, is never approved by default.
+        """
+        if not isinstance(output, DeferredToolRequests):
+            return {}
+        approvable = {call.tool_call_id for call in output.approvals} - self.notes.keys()
+        asked = {
+            call.tool_call_id: self._deadlines.get(call.tool_name)
+            for call in (*output.calls, *output.approvals)
+        }
+        return {
+            call_id: deadline
+            for call_id, deadline in asked.items()
+            if deadline is not None and (deadline.default != "approve" or call_id in approvable)
+        }
 
     def answer(self, ctx: RunContext[Any], effect: Effect, tool: ToolDefinition) -> Callable[[], Any] | None:
         """Return a function that answers a call that was started earlier; None if the call may run again."""

@@ -277,12 +277,16 @@ class _Recorder(AbstractCapability[Any]):
 
     async def before_node_run(self, ctx: RunContext[Any], *, node: Any) -> Any:
         # Pydantic AI would answer that the tool does not exist, even if the call was started, and its outcome would be lost.
-        if self._calls.inherited and isinstance(node, CallToolsNode):
-            self._calls.inherited = False
+        if isinstance(node, CallToolsNode):
             known = ctx.tool_manager and ctx.tool_manager.tools
-            missing = sorted(self._calls.tools - set(known or ()))
-            if known is not None and missing:
-                raise missing_tools(missing)
+            if self._calls.inherited:
+                self._calls.inherited = False
+                missing = sorted(self._calls.tools - set(known or ()))
+                if known is not None and missing:
+                    raise missing_tools(missing)
+            for call in pending_calls([node.model_response]):
+                if known is not None and call.tool_name in known:
+                    self._calls.read_deadline(known[call.tool_name].tool_def)
         return node  # pyright: ignore[reportUnknownVariableType]
 
     async def wrap_model_request(
@@ -421,6 +425,7 @@ class _Recorder(AbstractCapability[Any]):
             effects=deferred,
             notes=self._calls.notes,
             waits=self._calls.waits,
+            deadlines=self._calls.deadlines(result.output),
         )
 
     async def _fail(self, error: BaseException) -> None:

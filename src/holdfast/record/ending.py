@@ -1,8 +1,9 @@
 """Record the end of a run: completed, waiting for answers, failed or interrupted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +14,7 @@ from holdfast.errors import HoldfastError
 from holdfast.jsontext import lenient_json
 from holdfast.record import ledger
 from holdfast.record.buffer import Buffer
+from holdfast.record.deadlines import Deadline, deadline_of, facts_of
 from holdfast.record.offloader import COMPLETED
 from holdfast.record.open_calls import pending_calls
 from holdfast.record.partial import partial_response
@@ -31,18 +33,21 @@ async def complete_run(
     effects: Sequence[Effect] = (),
     notes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     waits: Mapping[str, Wait] = MappingProxyType({}),
+    deadlines: Mapping[str, Deadline] = MappingProxyType({}),
 ) -> None:
     """Record that a run completed with this history and output, or that it waits: for answers to its last calls, a time, or a signal.
 
-    `notes` has, by call id, the facts that a person needs to decide; `waits`, those that wait for a time or a signal.
+    `notes` has, by call id, the facts that a person needs to decide; `waits`, those that wait for a time or a signal; `deadlines`, the
+    deadlines of the questions. A question that is asked again keeps its deadline.
     """
     pending = pending_calls(messages)
-    questions = [call for call in pending if call.tool_call_id not in waits]
+    calls = [call for call in pending if call.tool_call_id not in waits]
+    questions = await _questions(buffer, host, [approval_request(call, notes) for call in calls], deadlines)
     is_waiting = bool(pending or waits)
     run_id = buffer.run.id
     ending = NewEvent(kind=COMPLETED, run_id=run_id)
     if questions:
-        payload = lenient_json({"calls": [approval_request(call, notes) for call in questions]})
+        payload = lenient_json({"calls": questions})
         ending = NewEvent(kind="approval_requested", run_id=run_id, payload=payload)
     elif waits:
         payload = lenient_json({"waits": [{"call_id": key, **wait.facts()} for key, wait in waits.items()]})
@@ -53,13 +58,43 @@ async def complete_run(
     batch = buffer.take_step(messages, kind, None, ending, effects=effects, thorough=True)
     batch.status = ("waiting" if questions else "sleeping") if is_waiting else "idle"
     if is_waiting:
-        asked = [f"{call.tool_name} ({call.tool_call_id})" for call in questions]
-        batch.waiting_for = ", ".join([*asked, *map(str, waits.values())])
-        batch.continue_at = first(waits.values())
+        batch.waiting_for = describe_waiting(questions, waits.values())
+        batch.continue_at = continues_at(questions, waits.values())
     run = replace(buffer.run, status="waiting" if is_waiting else "completed")
     _end(batch, run, host)
     await buffer.write(batch)
     host.close(run, None)
+
+
+async def _questions(
+    buffer: Buffer, host: RunHost, asked: Sequence[dict[str, Any]], deadlines: Mapping[str, Deadline]
+) -> list[dict[str, Any]]:
+    """Return the questions with their deadlines. Those of new questions begin now."""
+    questions: list[dict[str, Any]] = []
+    now: datetime | None = None
+    for question in asked:
+        before, deadline = host.asked.get(question["call_id"]), deadlines.get(question["call_id"])
+        facts: dict[str, Any] = {}
+        if before is not None and before["digest"] == question["digest"]:
+            facts = facts_of(before)
+        elif deadline is not None:
+            now = now or await buffer.store.now()
+            facts = deadline.facts(now)
+        questions.append({**question, **facts})
+    return questions
+
+
+def describe_waiting(questions: Iterable[Mapping[str, Any]], waits: Iterable[Wait]) -> str:
+    """Return what a turn waits for: questions, times and signals."""
+    return ", ".join(
+        [*(f"{question['tool']} ({question['call_id']})" for question in questions), *map(str, waits)]
+    )
+
+
+def continues_at(questions: Iterable[Mapping[str, Any]], waits: Iterable[Wait]) -> datetime | None:
+    """Return when a turn that waits continues without an answer or a signal: at its first deadline or time. None if it has none."""
+    times = (first(waits), *map(deadline_of, questions))
+    return min((time for time in times if time is not None), default=None)
 
 
 async def fail_run(buffer: Buffer, host: RunHost, error: BaseException, threads: RunThreads) -> None:

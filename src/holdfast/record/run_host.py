@@ -5,10 +5,10 @@ The recorder calls a `RunHost`. For a run that an application starts this is a `
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
-from types import EllipsisType
+from types import EllipsisType, MappingProxyType
 from typing import Any, Literal, Protocol
 
 from pydantic_ai.messages import ModelMessage
@@ -50,6 +50,9 @@ class RunHost(Protocol):
 
     unanswered: Collection[str] = ()
     """The calls that were deferred, run again, and have no answer."""
+
+    asked: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    """The open questions of the runs that this one continues, by call id. They keep their deadlines."""
 
     def enter(self, session_id: str, run_id: str, agent: str) -> AbstractAsyncContextManager[RunStart]:
         """Hold the session while the run is recorded."""

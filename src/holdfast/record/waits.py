@@ -17,6 +17,7 @@ from holdfast.ids import check_id, check_time
 from holdfast.jsontext import lenient_json
 from holdfast.record import ledger
 from holdfast.record.ledger import CallRef
+from holdfast.store import Store
 from holdfast.types import Effect, Json
 
 WaitKind: TypeAlias = Literal["sleep", "signal"]
@@ -90,6 +91,17 @@ def checked(
     if until is not None and check_time(until, "the time to wait for") > now + LONGEST:
         raise BadInput(problem=f"{until.isoformat()} is more than ten years ahead")
     return Wait(ref=ref, kind=kind, until=until, name=name)
+
+
+async def open_waits(store: Store, session_id: str) -> list[Wait]:
+    """Return the waits of a session that have no recorded end, including those of turns that were stopped."""
+    waits: list[Wait] = []
+    cursor: str | None = None
+    while True:
+        page = await store.effects(session_id, unresolved=True, cursor=cursor)
+        waits += [wait for effect in page.items if (wait := Wait.of(effect)) is not None]
+        if (cursor := page.next_cursor) is None:
+            return waits
 
 
 def first(waits: Iterable[Wait]) -> datetime | None:

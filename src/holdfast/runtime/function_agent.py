@@ -14,6 +14,7 @@ their results. Code outside steps must be harmless to repeat.
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from inspect import iscoroutinefunction
 from typing import Any, Literal, TypeAlias
 
@@ -23,9 +24,11 @@ from pydantic_ai.messages import (
 )
 from pydantic_core import to_jsonable_python
 
+from holdfast.approval import Default
 from holdfast.errors import BadInput, Conflict
 from holdfast.jsontext import strict_json
 from holdfast.record import ledger
+from holdfast.record.deadlines import Deadline
 from holdfast.record.steps import step
 from holdfast.record.wait_requests import signal, sleep, sleep_until
 from holdfast.runtime.attachment import Attachment
@@ -67,10 +70,20 @@ class Turn:
             raise BadInput(problem="the turn was used outside its agent")
         return session
 
-    async def ask(self, question: str, detail: Any = None) -> Decision:
+    async def ask(
+        self,
+        question: str,
+        detail: Any = None,
+        *,
+        deadline: datetime | timedelta | None = None,
+        default: Default | None = None,
+    ) -> Decision:
         """Ask a person and return the decision. While the turn waits, it uses no process.
 
-        The person sees the question and the detail, and approves or denies. Raises `BadInput` within a step.
+        The person sees the question and the detail, and approves or denies. If there is no answer at the `deadline`, a time or a
+        duration from now, the `default` applies: `deny` or `approve` is the decision, by `deadline`; `fail` ends the turn as failed;
+        `remind` records a reminder, at most ten times, and waits on. The deadline that was recorded when the question was first asked
+        counts. Raises `BadInput` within a step, and for a deadline that is not ahead, more than ten years ahead, or without a default.
         """
         self._run.check_open()
         if ledger.current_call.get() is not None:
@@ -78,7 +91,11 @@ class Turn:
         arguments: dict[str, Any] = {"question": question}
         if detail is not None:
             arguments["detail"] = json.loads(strict_json(to_jsonable_python(detail), "detail"))
-        return await self._run.ask(arguments)
+        if deadline is None and default is None:
+            return await self._run.ask(arguments)
+        if deadline is None or default is None:
+            raise BadInput(problem="`turn.ask` needs both a `deadline` and a `default`, or neither")
+        return await self._run.ask(arguments, Deadline.checked(deadline, default, what="`turn.ask`"))
 
     async def incoming(self) -> list[Any]:
         """Return the messages that were sent to steer this turn since the last call, and add them to the history."""

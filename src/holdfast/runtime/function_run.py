@@ -23,6 +23,7 @@ from holdfast.jsontext import lenient_json, strict_json
 from holdfast.record import ledger
 from holdfast.record.buffer import Beginning, Buffer
 from holdfast.record.calls import Calls
+from holdfast.record.deadlines import Deadline
 from holdfast.record.ending import complete_run, fail_run
 from holdfast.record.history import open_history
 from holdfast.record.offloader import MediaOffloader
@@ -76,6 +77,8 @@ class FunctionRun:
     """Recorded decisions that the function has not requested again yet, with the digest of their question."""
     _questions: list[ToolCallPart] = field(default_factory=list[ToolCallPart])
     """The questions that the turn waits for."""
+    _deadlines: dict[str, Deadline] = field(default_factory=dict[str, Deadline])
+    """Their deadlines, by call id."""
     _asked: int = 0
     _restarts: int = 0
     """How often the turn was restarted from a step."""
@@ -237,7 +240,15 @@ class FunctionRun:
                 for call in self._questions
                 if (entry := _step_of(call)) is not None
             }
-            await complete_run(self._buffer, self.start.host, self._messages, None, notes=notes, waits=waits)
+            await complete_run(
+                self._buffer,
+                self.start.host,
+                self._messages,
+                None,
+                notes=notes,
+                waits=waits,
+                deadlines=self._deadlines,
+            )
             return
         if waits:
             await complete_run(self._buffer, self.start.host, self._messages, None, waits=waits)
@@ -258,11 +269,11 @@ class FunctionRun:
         if self._questions or self._steps.waits:
             raise Suspended
 
-    async def ask(self, arguments: dict[str, Any]) -> Decision:
+    async def ask(self, arguments: dict[str, Any], deadline: Deadline | None = None) -> Decision:
         """Return the decision on a question, or suspend the turn until there is one."""
         call_id = ledger.entry(_ASK, self._asked)
         self._asked += 1
-        return await self._question(ToolCallPart(_ASK, arguments, call_id))
+        return await self._question(ToolCallPart(_ASK, arguments, call_id), deadline)
 
     async def _decide(self, name: str, entry: str, attempts: int, arguments: Any) -> bool:
         """Return whether a step may run again although it may have taken effect."""
@@ -270,7 +281,7 @@ class FunctionRun:
         call = ToolCallPart(name, {"question": question, "arguments": arguments}, f"{entry}#{attempts}")
         return bool(await self._question(call))
 
-    async def _question(self, call: ToolCallPart) -> Decision:
+    async def _question(self, call: ToolCallPart, deadline: Deadline | None = None) -> Decision:
         digest, call_id = ledger.digest(call.args_as_dict()), call.tool_call_id
         for number in range(self._restarts + 1):  # decided before a restart, or asked again after it
             call = replace(call, tool_call_id=ledger.numbered(call_id, number))
@@ -284,6 +295,8 @@ class FunctionRun:
         given = self.start.answers.get(call.tool_call_id)
         if given is None:
             self._questions.append(call)
+            if deadline is not None:
+                self._deadlines[call.tool_call_id] = deadline
             raise Suspended
         if given.digest != digest:
             raise StepsDiffer(asked=f"it asks {call.args_as_dict()}", recorded="another question")

@@ -14,18 +14,20 @@ from holdfast.errors import BadInput, Conflict, NotFound
 from holdfast.ids import check_id, new_id
 from holdfast.jsontext import strict_json
 from holdfast.record import forking, ledger
+from holdfast.record.deadlines import deadline_of
 from holdfast.record.open_calls import pending_calls, pending_effects
 from holdfast.record.partial import partial_response
 from holdfast.record.recovery import ResumePoint, find_resume_point, last_prompt
-from holdfast.record.waits import SIGNAL, Wait
+from holdfast.record.waits import SIGNAL, Wait, open_waits
 from holdfast.runtime.leased_session import LeasedSession
 from holdfast.runtime.payloads import parse_payload
 from holdfast.runtime.questions import (
     ANSWERED,
     ApprovalAnswer,
+    already_answered,
     is_repeated,
     parse_answers,
-    recorded_answers,
+    read_questions,
     requeued,
     waiting_turn,
 )
@@ -61,12 +63,15 @@ async def approval(session: LeasedSession, submission: Submission) -> Batch:
     if waiting is None or waiting.run_id is None:
         raise Conflict(problem="the session does not wait for an answer")
     runner = session.runner(await session.read())
-    given = await recorded_answers(session.store, session.id, point.chain)
+    questions = await read_questions(session.store, session.id, point.chain)
+    given = questions.answers
     new = _new_answers(answers, pending=pending, given=given, runner=runner)
+    for answer in new:
+        _refuse_late(questions.asked.get(answer.call_id, {}), submission)
     events = [NewEvent(kind=ANSWERED, run_id=waiting.run_id, payload=answer.as_json()) for answer in new]
     effects = await pending_effects(session.store, session.id, point.messages)
-    questions = {key for key, effect in effects.items() if effect is None or Wait.of(effect) is None}
-    if questions - set(given) - {answer.call_id for answer in new}:
+    asked_about = {key for key, effect in effects.items() if effect is None or Wait.of(effect) is None}
+    if asked_about - set(given) - {answer.call_id for answer in new}:
         return Batch(events=events)
     return Batch(events=events, submissions=[requeued(waiting)], status="idle")
 
@@ -91,7 +96,7 @@ def _new_answers(
             )
         before = given.get(answer.call_id)
         if before is not None and before != answer:
-            raise Conflict(problem=f"call {answer.call_id} already has a different answer")
+            raise Conflict(problem=already_answered(before))
         if answer.arguments is not None and not runner.allows_edits(call.tool_name):
             raise Conflict(
                 problem=f"the arguments of {call.tool_name} cannot be edited, because the tool does not allow it"
@@ -99,6 +104,17 @@ def _new_answers(
         if before is None:
             new.append(answer)
     return new
+
+
+def _refuse_late(question: Mapping[str, Any], submission: Submission) -> None:
+    """Raise `Conflict` if an answer was sent after the deadline of its question, even if the default is not recorded yet."""
+    deadline = deadline_of(question)
+    if deadline is None or question["default"] == "remind" or submission.created_at < deadline:
+        return
+    at = deadline.isoformat(timespec="seconds")
+    raise Conflict(
+        problem=f"the deadline of call {question['call_id']} passed at {at}, and its default applies: {question['default']}"
+    )
 
 
 async def interrupt(session: LeasedSession, submission: Submission) -> Batch:
@@ -177,19 +193,10 @@ async def signal(session: LeasedSession, submission: Submission) -> Batch:
         events=[event], records=[Record(kind=SIGNAL, key=f"{name}/{submission.position:020}", body=body)]
     )
     waiting = await waiting_turn(session.store, session.id)
-    if waiting is not None and await _waits_for(session, name):
+    waits = await open_waits(session.store, session.id)
+    if waiting is not None and any(wait.name == name for wait in waits):
         batch.submissions, batch.status = [requeued(waiting)], "idle"
     return batch
-
-
-async def _waits_for(session: LeasedSession, name: str) -> bool:
-    cursor: str | None = None
-    while True:
-        page = await session.store.effects(session.id, unresolved=True, cursor=cursor)
-        if any((wait := Wait.of(effect)) is not None and wait.name == name for effect in page.items):
-            return True
-        if (cursor := page.next_cursor) is None:
-            return False
 
 
 async def nothing(session: LeasedSession, submission: Submission) -> Batch:

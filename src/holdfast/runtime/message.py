@@ -5,13 +5,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from holdfast.errors import NotFound, TurnNotRetriable
+from holdfast.record import ledger
 from holdfast.record.recovery import ResumePoint, continued_runs, find_resume_point
 from holdfast.runtime.attachment import attachment
 from holdfast.runtime.leased_session import LeasedSession
 from holdfast.runtime.payloads import check_retriable, parse_content, parse_payload, step_to_repeat
-from holdfast.runtime.questions import recorded_answers
+from holdfast.runtime.questions import read_questions
 from holdfast.runtime.runner import TurnStart
 from holdfast.runtime.turn import Steered, WorkerTurn
+from holdfast.runtime.waiting_turn import WaitingTurn
 from holdfast.types import Session, Submission
 
 _TWICE = 2
@@ -26,10 +28,11 @@ async def prepare_turn(
     last: bool,
     take_steered: Callable[[], Awaitable[Sequence[Steered]]],
     begun: Callable[[], None],
-) -> tuple[WorkerTurn, Awaitable[Any]]:
+) -> tuple[WorkerTurn, Awaitable[Any]] | None:
     """Return the turn of a message, and the run that processes it. An interrupted turn continues, and so does a retried one.
 
-    A `fresh` session has no history yet. After the `last` message the session is released. Raises `BadInput` and `Conflict`.
+    Return None if the turn waits on for answers, or failed because one did not arrive in time. A `fresh` session has no history yet.
+    After the `last` message the session is released. Raises `BadInput` and `Conflict`.
     """
     runner = leased.runner(session)
     message, run_id = await _origin(leased, submission)
@@ -39,6 +42,14 @@ async def prepare_turn(
         point = await find_resume_point(leased.store, leased.id, run_id)
     if submission.kind == "retry" and submission.run_id is None:
         await _check_unchanged(leased, message, point)
+    questions = await read_questions(leased.store, leased.id, point.chain)
+    if point.chain and point.chain[0].status == "waiting" and questions.open:
+        origin = ledger.origin(point.messages, point.chain[0].id)
+        waiting = WaitingTurn(
+            leased=leased, submission=submission, run=point.chain[0], origin=origin, questions=questions
+        )
+        if not await waiting.continues():
+            return None
     turn = WorkerTurn(
         lease=leased.lease,
         submission=submission,
@@ -49,14 +60,19 @@ async def prepare_turn(
         last=last,
         limit=runner.run_timeout,
         attached=attachment(session.metadata, leased.store.settings.attached_grace_seconds),
+        asked=questions.open,
     )
     if point.chain:
         turn.continue_run(point.chain[0])
         if turn.recovered and submission.attempts > 1:
             turn.exclude_attempt = await _is_blameless(leased, point)
-    answers = await recorded_answers(leased.store, leased.id, point.chain)
     start = TurnStart(
-        store=leased.store, session=session, host=turn, content=content, point=point, answers=answers
+        store=leased.store,
+        session=session,
+        host=turn,
+        content=content,
+        point=point,
+        answers=questions.answers,
     )
     return turn, await runner.prepare(start)
 

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import field
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -13,9 +13,11 @@ from holdfast.api.models import EffectInfo
 from holdfast.errors import BadInput, Conflict
 from holdfast.jsontext import read_recorded, strict_json
 from holdfast.store import Store
-from holdfast.types import Effect, Json, Run, Session, Submission, SubmissionChange
+from holdfast.types import Effect, Event, Json, Run, Session, Submission, SubmissionChange
 
 ANSWERED = "approval_answered"
+DEADLINE: Final = "deadline"
+"""The author of an answer that was recorded because no person gave one in time."""
 C = TypeVar("C", bound=Effect | EffectInfo)
 _BEGIN = ("step_started", "tool_call_started", "tool_call_completed")
 """The events that show whether a call of the current run is running."""
@@ -47,6 +49,14 @@ class ApprovalAnswer:
 
 
 _ANSWER = TypeAdapter(ApprovalAnswer)
+
+
+def already_answered(answer: ApprovalAnswer) -> str:
+    """Return the reason why another answer to the same question is refused."""
+    if answer.by == DEADLINE:
+        decided = "approved" if answer.approved else "denied"
+        return f"the deadline of call {answer.call_id} has passed, and it was {decided} by default"
+    return f"call {answer.call_id} already has a different answer"
 
 
 def parse_answers(payload: Mapping[str, Any]) -> list[ApprovalAnswer]:
@@ -86,15 +96,7 @@ async def pending_approvals(store: Store, session_id: str) -> list[dict[str, Any
     if waiting is None or waiting.run_id is None:
         return []
     run = await store.run(waiting.run_id)
-    given = await recorded_answers(store, session_id, [run])
-    questions: list[dict[str, Any]] = []
-    after = run.first_seq - 1
-    while page := await store.events(session_id, after=after, run_id=run.id):
-        after = page[-1].seq
-        for event in page:
-            if event.kind == "approval_requested":
-                questions = json.loads(event.payload)["calls"]
-    return [question for question in questions if question["call_id"] not in given]
+    return list((await read_questions(store, session_id, [run])).open.values())
 
 
 async def unended_calls(store: Store, session: Session) -> tuple[list[Effect], list[Effect]]:
@@ -145,27 +147,54 @@ def split_calls(
     return running, others
 
 
-async def recorded_answers(store: Store, session_id: str, chain: Iterable[Run]) -> dict[str, ApprovalAnswer]:
-    """Return the answers to the open calls, by call id, given to a run or to the runs that it continues.
+@dataclass(slots=True, kw_only=True)
+class Questions:
+    """The questions of a turn since the model last responded, and their recorded answers, both by call id."""
+
+    asked: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    answers: dict[str, ApprovalAnswer] = field(default_factory=dict[str, ApprovalAnswer])
+
+    @property
+    def open(self) -> dict[str, dict[str, Any]]:
+        """The questions without an answer."""
+        return {call_id: call for call_id, call in self.asked.items() if call_id not in self.answers}
+
+
+async def read_questions(store: Store, session_id: str, chain: Iterable[Run]) -> Questions:
+    """Return the questions and answers of a run and of the runs that it continues.
 
     An answer is for one question. It expires when the call is asked about again, and when the model has responded since, because
-    models reuse call ids for other calls.
+    models reuse call ids for other calls. A turn that has ended and is retried asks its questions anew.
     """
-    given: dict[str, ApprovalAnswer] = {}
+    found = Questions()
     for run in reversed(list(chain)):
         after = run.first_seq - 1
         while page := await store.events(session_id, after=after, run_id=run.id):
             after = page[-1].seq
             for event in page:
-                if event.kind == ANSWERED:
-                    answer = _parse(json.loads(event.payload))
-                    given.setdefault(answer.call_id, answer)
-                elif event.kind == "approval_requested":
-                    for call in json.loads(event.payload)["calls"]:
-                        given.pop(call["call_id"], None)
-                elif event.message is not None and read_recorded(event.message).get("kind") == "response":
-                    given.clear()
-    return given
+                _read(found, event)
+    return found
+
+
+def _read(found: Questions, event: Event) -> None:
+    match event.kind:
+        case "approval_answered":
+            answer = _parse(json.loads(event.payload))
+            found.answers.setdefault(answer.call_id, answer)
+        case "approval_requested":
+            found.asked = {call["call_id"]: call for call in json.loads(event.payload)["calls"]}
+            for call_id in found.asked:
+                found.answers.pop(call_id, None)
+        case "approval_reminder":
+            reminder = json.loads(event.payload)
+            if (question := found.asked.get(reminder["call_id"])) is not None:
+                question |= {"reminders": reminder["number"], "deadline": reminder["next"]}
+        case "run_failed" | "run_interrupted":
+            found.asked.clear()
+        case _:
+            if event.message is not None and read_recorded(event.message).get("kind") == "response":
+                found.asked.clear()
+                found.answers.clear()
 
 
 async def is_repeated(store: Store, session_id: str, answer: ApprovalAnswer, *, before: int) -> bool:
@@ -182,5 +211,5 @@ async def is_repeated(store: Store, session_id: str, answer: ApprovalAnswer, *, 
                 if (given.call_id, given.digest) == (answer.call_id, answer.digest):
                     latest = given
     if latest is not None and latest != answer:
-        raise Conflict(problem=f"call {answer.call_id} already has a different answer")
+        raise Conflict(problem=already_answered(latest))
     return latest is not None

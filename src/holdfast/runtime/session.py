@@ -178,7 +178,7 @@ class SessionRunner:
     async def _message(self, submission: Submission, session: Session) -> bool:
         """Run a turn and return whether it waits for a person."""
         is_first = submission == self._work.submission and submission.run_id is None
-        turn, running = await prepare_turn(
+        prepared = await prepare_turn(
             self._leased,
             session,
             submission,
@@ -187,6 +187,9 @@ class SessionRunner:
             take_steered=self._urgent.take_steered,
             begun=self.begun,
         )
+        if prepared is None:
+            return (await self._leased.read()).status in SUSPENDED
+        turn, running = prepared
         log_context(lambda: {"session_id": self._session_id, "run_id": turn.run_id})
         task = await self._attend(turn, session, running)
         error = turn.failed or _error_of(task)

@@ -4,7 +4,7 @@ The recorder writes to the journal; the turn adds the changes of the submission,
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -58,6 +58,7 @@ class WorkerTurn(RunHost):
     last: bool = False
     """Whether this is the last submission: then the session is released at the end of the run."""
     unanswered: Collection[str] = ()
+    asked: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     take_steered: Callable[[], Awaitable[Sequence[Steered]]] = _nothing
     """Called before each model request."""
     begun: Callable[[], None] = lambda: None

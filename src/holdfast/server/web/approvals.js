@@ -1,7 +1,7 @@
 // A tool call that waits for a decision. The answer has the digest of the arguments that it is about.
 import { html, useEffect, useState } from "./preact.js";
 import { answer, failures } from "./api.js";
-import { plainly, pretty } from "./words.js";
+import { expiry, plainly, pretty } from "./words.js";
 
 const EVERY = 1000;
 
@@ -68,6 +68,7 @@ export function Approval({ sessionId, call, failed = null, onSent }) {
   return html`<section class="approval" aria-label=${`Approval of ${call.tool}`}>
     <h3>Run <code>${call.tool}</code>?</h3>
     ${call.note && html`<p class="banner bad">${call.note}</p>`}
+    ${call.deadline && html`<p class="hint">${expiry(call)}</p>`}
     ${mode !== "edit" && html`<pre tabindex="0" aria-label="Arguments">${pretty(call.arguments)}</pre>`}
     ${problem && html`<p class="error" role="alert">${problem}</p>`}
     ${sent !== null && html`<p class="hint" role="status">Answer sent. The session continues when a worker picks it up.</p>`}

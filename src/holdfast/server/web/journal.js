@@ -109,6 +109,9 @@ export class Journal {
       case "approval_answered":
         this._answered(event, payload);
         break;
+      case "approval_reminder":
+        this._mark(event, "note", `Reminder ${payload.number}: ${payload.tool} is waiting for an answer.`);
+        break;
       case "run_completed":
         this._ran(event, "done");
         break;

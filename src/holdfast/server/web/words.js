@@ -63,6 +63,13 @@ export function sleepsFor(session) {
   return (session.waiting_for ?? "").replace(/until (\S+?)(?=,|$)/g, (_, iso) => `until ${moment(iso)}`);
 }
 
+const DEFAULTS = { deny: "it is denied", approve: "it is approved", fail: "the turn fails", remind: "you are reminded" };
+
+// What happens to a question without an answer; empty if it has no deadline.
+export function expiry({ deadline, default: fallback }) {
+  return deadline ? `If nobody answers by ${moment(deadline)}, ${DEFAULTS[fallback] ?? fallback}.` : "";
+}
+
 export function pretty(value) {
   if (typeof value === "string") return value;
   return JSON.stringify(value, null, 2) ?? "";
