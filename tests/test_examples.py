@@ -340,6 +340,23 @@ async def expires(store: Store, text: str) -> None:
         await until(has_a_deadline)
 
 
+async def delegates(store: Store, text: str) -> None:
+    agent = Agent(calls(ToolCallPart("settle_invoice", {"number": 5}, "c1")), name="clerk")
+    model = calls(ToolCallPart("pay", {}, "c1"))
+    names = await run(text, {"agent": agent, "store": store, "model": model})
+    names["payer"].tool_plain(name="pay", requires_approval=True)(lambda: "paid")
+    async with connect(store, agents=[agent]) as hf:
+        session = await hf.session(agent="clerk")
+        turn = await session.send("go")
+
+        async def asks_through_the_delegate() -> bool:
+            return [call.tool for call in (await session.info()).approvals] == ["pay"]
+
+        await until(asks_through_the_delegate)
+        await session.approve((await session.info()).approvals[0])
+        await turn.result(timeout=20)
+
+
 async def approves(store: Store, text: str) -> None:
     agent = Agent(calls(ToolCallPart("pay", {"amount": 5}, "c1")), name="clerk")
 
@@ -516,6 +533,7 @@ AMONG: dict[str, Callable[[Store, str], Any]] = {
     "docs/how-to/approvals.md#0": asks,
     "docs/how-to/approvals.md#1": approves,
     "docs/how-to/approvals.md#2": expires,
+    "docs/how-to/approvals.md#3": delegates,
     "docs/how-to/media.md#2": makes_media,
     "docs/how-to/media.md#3": publishes,
     "docs/how-to/record.md#1": searches,

@@ -16,6 +16,15 @@ class UnsettledCall(BaseModel):
     call_id: str
 
 
+class QuestionOrigin(BaseModel):
+    """The delegate that asks a question: its session and run, its own id of the call, and the agents from the session's tool to it."""
+
+    session_id: str
+    run_id: str
+    call_id: str
+    agents: list[str]
+
+
 class ApprovalRequest(BaseModel):
     """A tool call that waits for a decision. The decision names its digest."""
 
@@ -40,5 +49,9 @@ class ApprovalRequest(BaseModel):
     )
     interval: float | None = Field(
         default=None, description="The seconds between reminders, if the default is `remind`."
+    )
+    origin: QuestionOrigin | None = Field(
+        default=None,
+        description="The delegate that asks, if the question does not come from the session's own agent.",
     )
     reminders: int = Field(default=0, description="How many reminders were recorded.")

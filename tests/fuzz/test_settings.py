@@ -14,9 +14,9 @@ from holdfast.config import PREFIX, Settings, load_settings
 from holdfast.errors import BadSettings, HoldfastError
 from holdfast.media import digest_of, open_media, to_uri
 from holdfast.policy import RetentionPolicy
+from holdfast.questions import parse_answers
 from holdfast.runtime.agents import load_object
 from holdfast.runtime.attachment import parse
-from holdfast.runtime.questions import parse_answers
 from holdfast.store import open_store
 from tests.fuzz.conftest import Opened
 from tests.fuzz.values import FUZZ, JSON, TEXTS

@@ -13,7 +13,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from holdfast.importers import Report, import_ml_intern
 from holdfast.media import open_media
-from holdfast.runtime.questions import pending_approvals
+from holdfast.questions import pending_approvals
 from holdfast.runtime.worker import Worker
 from holdfast.store import Store
 from tests.importers.test_ml_intern import MESSAGES

@@ -16,8 +16,8 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCall
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from holdfast import FunctionAgent, Turn, agent, step
+from holdfast.questions import pending_approvals
 from holdfast.record import deadlines
-from holdfast.runtime.questions import pending_approvals
 from holdfast.store import Store, open_store
 from tests.builders import until
 from tests.promises.crash import Points, drill

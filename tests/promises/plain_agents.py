@@ -16,10 +16,10 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage, TextPart, UserPromptPart
 
 from holdfast import FunctionAgent, Retry, Turn, agent
+from holdfast.questions import pending_approvals
 from holdfast.record import Policy
 from holdfast.record.ledger import is_cut_off
-from holdfast.record.recovery import find_resume_point
-from holdfast.runtime.questions import pending_approvals
+from holdfast.record.resume_point import find_resume_point
 from holdfast.runtime.settling import settle_effect
 from holdfast.store import Store, open_store
 from holdfast.testing.agents import ledger

@@ -10,7 +10,7 @@ from pydantic_ai import Agent
 from holdfast import Store
 from holdfast.jsontext import parse_json
 from holdfast.record.open_calls import is_provider_valid
-from holdfast.record.recovery import find_resume_point
+from holdfast.record.resume_point import find_resume_point
 from tests.record.agents import call, scripted
 from tests.runtime.agents import ended, is_kind, send, texts, until, working
 

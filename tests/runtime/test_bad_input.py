@@ -10,7 +10,7 @@ from pydantic_ai import Agent
 from holdfast import Store, open_store
 from holdfast.config import load_settings
 from holdfast.errors import PayloadTooLarge, QueueFull
-from holdfast.record.recovery import find_resume_point
+from holdfast.record.resume_point import find_resume_point
 from holdfast.runtime import AgentSetup
 from tests.conftest import Engine
 from tests.record.agents import call, scripted

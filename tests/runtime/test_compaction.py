@@ -11,7 +11,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.usage import RequestUsage
 
 from holdfast import Store
-from holdfast.record.recovery import find_resume_point
+from holdfast.record.resume_point import find_resume_point
 from holdfast.runtime import AgentSetup
 from tests.record.agents import scripted
 from tests.runtime.agents import echo, ended, reread, said, send, working

@@ -13,11 +13,11 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCall
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from holdfast.errors import Conflict, SessionBusy, StoreFull
+from holdfast.questions import pending_approvals
 from holdfast.record import is_provider_valid, load_history, step
 from holdfast.record.ledger import latest_entries
 from holdfast.runtime import AgentSetup, Turn, settle_effect
 from holdfast.runtime import agent as function_agent
-from holdfast.runtime.questions import pending_approvals
 from holdfast.store import Store
 from holdfast.types import Batch, Effect, Lease, Run, Submission
 from tests.builders import until as holds

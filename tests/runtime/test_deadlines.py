@@ -290,14 +290,12 @@ async def test_an_answer_at_the_deadline_and_the_default_exclude_each_other(stor
     agent = asking(SOON, "deny")
     turn, pending = await asked(store, agent)
     async with working(store, agent):
+        deadline, nearly = datetime.fromisoformat(pending["deadline"]), timedelta(milliseconds=30)
         given: list[Submission] = []
-
-        async def is_over() -> bool:
+        await passed(store, deadline - nearly)
+        while await store.now() < deadline + nearly:
             given.append(await answer(store, pending, approved=True))
-            return (await store.submission(turn.id)).ended_at is not None
-
-        await passed(store, datetime.fromisoformat(pending["deadline"]) - timedelta(milliseconds=30))
-        await until(is_over)
+        assert (await ended(store, turn)).state == "done"
         outcomes = [await ended(store, each) for each in given]
     (counted,) = await events(store, "approval_answered")
     assert done == (["paid 5"] if counted["approved"] else [])

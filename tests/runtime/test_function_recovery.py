@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from holdfast import FunctionAgent, Store, Turn, Worker, agent
-from holdfast.runtime.questions import pending_approvals
+from holdfast.questions import pending_approvals
 from holdfast.testing.agents import ManualClock, killed_after, memory_store
 from tests.runtime.agents import ended, is_kind, send, texts, until, working
 from tests.runtime.test_approvals import answer

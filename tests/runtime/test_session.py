@@ -16,7 +16,7 @@ from holdfast.errors import BadInput, StoreFull, TurnInProgress
 from holdfast.ids import new_id
 from holdfast.record import buffer
 from holdfast.record.open_calls import is_provider_valid
-from holdfast.record.recovery import find_resume_point
+from holdfast.record.resume_point import find_resume_point
 from holdfast.runtime import AgentSetup, Worker, current_session
 from holdfast.types import Batch, Lease, Session, Submission
 from tests.builders import within

@@ -13,7 +13,7 @@ from pydantic_ai.messages import ModelResponse, TextPart, ToolReturnPart
 from holdfast.api.models import event_json
 from holdfast.errors import NotFound
 from holdfast.record import is_provider_valid
-from holdfast.record.recovery import find_resume_point
+from holdfast.record.resume_point import find_resume_point
 from holdfast.store import Store
 from holdfast.types import Effect, Event, Submission
 from tests.torture.app import POLICIES, answer, call_id, effects_folder

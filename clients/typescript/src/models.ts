@@ -36,6 +36,8 @@ export interface ApprovalRequest {
   default?: "deny" | "approve" | "fail" | "remind" | null;
   /** The seconds between reminders, if the default is `remind`. */
   interval?: number | null;
+  /** The delegate that asks, if the question does not come from the session's own agent. */
+  origin?: QuestionOrigin | null;
   /** How many reminders were recorded. */
   reminders?: number;
 }
@@ -521,6 +523,14 @@ export type NewSubmission = TextMessage | ContentMessage | HistoryCommand | Rewi
 export interface PlainTextPart {
   type: "text";
   text: string;
+}
+
+/** The delegate that asks a question: its session and run, its own id of the call, and the agents from the session's tool to it. */
+export interface QuestionOrigin {
+  session_id: string;
+  run_id: string;
+  call_id: string;
+  agents: Array<string>;
 }
 
 /** The position of a consumer in the events. */

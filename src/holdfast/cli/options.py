@@ -84,7 +84,7 @@ async def unended_calls(
     client: "Client", session: "SessionInfo"
 ) -> "tuple[list[EffectInfo], list[EffectInfo]]":
     """Return the tool calls of a session that run now, and those that were cut off, so that their outcome is unknown."""
-    from holdfast.runtime.questions import split_calls
+    from holdfast.questions import split_calls
 
     runs = [run async for run in client.runs(session_id=session.id, unresolved=True)]
     events: list[tuple[str, Any]] = []

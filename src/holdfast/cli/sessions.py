@@ -218,9 +218,12 @@ def conversation(
 
 
 def _question(question: ApprovalRequest) -> list[tuple[str, Text]]:
-    """Return a question about a call, its deadline, and the command that settles the call if it was started before."""
+    """Return a question about a call, the delegate that asks, its deadline, and the command that settles the call if it was started before."""
     call = f"{question.call_id}: {question.tool} {json.dumps(question.arguments)}"
     lines = [("approval", one_line(f"{call} {question.note or ''}"))]
+    if question.origin:
+        path = " > ".join(question.origin.agents)
+        lines.append(("asked by", one_line(f"{path}, session {question.origin.session_id}")))
     if question.deadline:
         default = Text(f", then {question.default}")
         lines.append(("answer until", time_text(question.deadline).append_text(default)))

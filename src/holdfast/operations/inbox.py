@@ -8,7 +8,7 @@ from holdfast.errors import SessionNotFound
 from holdfast.leases import why_waiting
 from holdfast.operations.access import Caller
 from holdfast.operations.registry import ClientMethod, operation
-from holdfast.runtime.questions import pending_approvals, unended_calls
+from holdfast.questions import open_questions, unended_calls
 from holdfast.store import Store
 from holdfast.types import Session
 
@@ -26,9 +26,9 @@ async def read_inbox(caller: Caller) -> Inbox:
     interrupted = await store.find_runs(owner=owner, interrupted=True, limit=_MAX_ITEMS)
     unresolved = await store.find_runs(owner=owner, unresolved=True, limit=_MAX_ITEMS)
     alone = [
-        session for session in failed.items if session.parent_id is None
-    ]  # else its parent handles the failure
-    sessions = {session.id: session for session in (*waiting.items, *queued.items, *alone)}
+        session for session in (*waiting.items, *failed.items) if session.parent_id is None
+    ]  # else its parent handles the failure, and has the question
+    sessions = {session.id: session for session in (*queued.items, *alone)}
     for run in (*interrupted.items, *unresolved.items):
         with suppress(SessionNotFound):  # erased since the query
             sessions[run.session_id] = sessions.get(run.session_id) or await store.session(run.session_id)
@@ -48,9 +48,6 @@ async def read_inbox(caller: Caller) -> Inbox:
 async def _item(store: Store, session: Session) -> InboxItem:
     item = InboxItem.of(session)
     item.problem = await why_waiting(store, session)
-    if session.status == "waiting":
-        item.approvals = [
-            ApprovalRequest.model_validate(question)
-            for question in await pending_approvals(store, session.id)
-        ]
+    questions = await open_questions(store, session)
+    item.approvals = [ApprovalRequest.model_validate(question) for question in questions]
     return item

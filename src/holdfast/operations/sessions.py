@@ -34,8 +34,8 @@ from holdfast.operations.registry import (
     SessionId,
     operation,
 )
+from holdfast.questions import open_questions
 from holdfast.runtime.attachment import parse as parse_attachment
-from holdfast.runtime.questions import pending_approvals
 from holdfast.types import State, Status
 
 _S = "/api/sessions/{session_id}"
@@ -127,8 +127,9 @@ async def list_sessions(
 )
 async def read_session(caller: Caller, session_id: SessionId) -> SessionDetail:
     """Return a session, with its lease holder, the reason why it waits, and the tool calls that wait for a person."""
+    del session_id
     session = caller.session
-    questions = await pending_approvals(caller.store, session_id) if session.status == "waiting" else []
+    questions = await open_questions(caller.store, session)
     detail = SessionDetail.of(session)
     detail.approvals = [ApprovalRequest.model_validate(question) for question in questions]
     detail.problem = await why_waiting(caller.store, session)

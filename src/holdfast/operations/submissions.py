@@ -22,6 +22,7 @@ from holdfast.errors import NotFound
 from holdfast.jsontext import strict_json
 from holdfast.operations.access import Caller
 from holdfast.operations.registry import ClientMethod, CursorText, Limit, SessionId, operation
+from holdfast.questions import addressee
 from holdfast.runtime.payloads import check_retry
 from holdfast.tracing import SUBMIT, carried, span
 from holdfast.types import Lane, Submission, SubmissionState
@@ -140,8 +141,12 @@ async def interrupt(
     status=202,
 )
 async def answer(caller: Caller, session_id: SessionId, body: ApprovalDecision) -> SubmissionInfo:
-    """Approve or deny a tool call. The answer is bound to the digest of the call's arguments."""
-    given = body.model_dump(exclude_none=True) | {"by": caller.actor}
+    """Approve or deny a tool call. The answer is bound to the digest of the call's arguments.
+
+    An answer to a question of a delegate is submitted to the session at the root, which the response names.
+    """
+    session_id, call_id = await addressee(caller.store, caller.session, body.call_id)
+    given = body.model_dump(exclude_none=True) | {"call_id": call_id, "by": caller.actor}
     return await submit_kind(caller, session_id, "approval", given, lane="control")
 
 

@@ -6,14 +6,8 @@ from holdfast.record.forking import fork
 from holdfast.record.ledger import Policy, idempotency_key
 from holdfast.record.open_calls import is_provider_valid
 from holdfast.record.probes import Done, NotDone, Probe, ProbeAnswer, Unknown, Unsettled
-from holdfast.record.recovery import (
-    RunReport,
-    continue_session,
-    inspect_run,
-    load_history,
-    resume,
-    rewind,
-)
+from holdfast.record.recovery import RunReport, continue_session, inspect_run, resume, rewind
+from holdfast.record.resume_point import load_history
 from holdfast.record.retries import Retry
 from holdfast.record.steps import step
 from holdfast.record.wait_requests import signal, sleep, sleep_until

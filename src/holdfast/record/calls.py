@@ -238,6 +238,13 @@ class Calls:
                 moved.append(replace(effect, result=None))
         return moved, answered
 
+    def entry_of(self, messages: Sequence[ModelMessage], call_id: str) -> str:
+        """Return the run and the ledger entry of a call that waits, as one text that no other call has."""
+        ref = self._refs.get(call_id)
+        if ref is None or ref not in self._effects:
+            ref = self._new_ref(ledger.origin(messages, self._run_id), call_id)
+        return "/".join(ref)
+
     def deferred(self, messages: Sequence[ModelMessage], output: object) -> list[Effect]:
         """Return ledger entries for the calls that were deferred without a tool having run."""
         if not isinstance(output, DeferredToolRequests):

@@ -8,7 +8,7 @@ request follows in that time, the prompt is stored separately. The recorder neve
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Collection, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     aclosing,
@@ -37,6 +37,7 @@ from holdfast.media import MediaStore
 from holdfast.record import ledger
 from holdfast.record.buffer import Beginning, Buffer
 from holdfast.record.calls import Calls, missing_tools
+from holdfast.record.delegates import Delegate, continue_delegate
 from holdfast.record.ending import complete_run, fail_run
 from holdfast.record.history import open_history
 from holdfast.record.ledger import Policy
@@ -136,7 +137,11 @@ class Holdfast(AbstractCapability[Any]):
         return CapabilityOrdering(position="outermost")
 
     def get_default_run_id(self) -> str | None:
-        """Return the requested run id."""
+        """Return the requested run id, or that of a delegate that can be suspended with the call that starts it."""
+        outer = _recorder.get()
+        if self.run_id is None and self.host is None and outer is not None and outer.is_active:
+            delegate = Delegate.begin(outer.buffer)
+            return delegate and delegate.run_id
         return self.run_id
 
     async def for_run(self, ctx: RunContext[Any]) -> AbstractCapability[Any]:
@@ -175,7 +180,7 @@ class _Recorder(AbstractCapability[Any]):
     _offloader: MediaOffloader
     _host: RunHost
     _calls: Calls
-    _buffer: Buffer
+    buffer: Buffer
 
     def __init__(self, settings: Holdfast, outer: "_Recorder | None") -> None:
         self.id = settings.id
@@ -188,6 +193,9 @@ class _Recorder(AbstractCapability[Any]):
         self._unapproved: set[str] = set()
         self._caller: asyncio.Task[Any] | None = None  # runs the agent; `wrap_run` runs in another task
         self._settings = settings
+        self._metadata = settings.metadata
+        self._delegate: Delegate | None = None
+        self._first_node: Callable[[Any], Any] | None = None  # changes it for a delegate that continues
         self._parent = settings.parent_run_id or (outer.run_id if outer else None)
 
     def get_ordering(self) -> CapabilityOrdering:
@@ -207,16 +215,35 @@ class _Recorder(AbstractCapability[Any]):
             raise RuntimeError(message)
         self.run_id = ctx.run_id
         agent = self._settings.agent or getattr(ctx.agent, "name", None) or "agent"
+        self._delegate = Delegate.of_run(ctx.run_id)
         with _ended_with(self._caller):
             async with self._opened() as self.store:
                 self._use_store(ctx.prompt)
                 self.session_id = self._own_session(ctx.conversation_id)
+                earlier: Run | None = None
+                if self._delegate is not None:
+                    earlier = await self._delegate.earlier(self.store)
+                    if earlier is not None and earlier.status == "completed":
+                        return await self._delegate.repeated(
+                            self.store, ctx.agent, earlier, self._settings.media
+                        )
+                    await self._delegate.started(self.store, earlier)
+                    self.session_id = self.session_id if earlier is None else earlier.session_id
                 mark_span(session_id=self.session_id, run_id=self.run_id)
                 async with self._host.enter(self.session_id, ctx.run_id, agent) as start:
-                    await self._continue(ctx, start)
+                    if earlier is None:
+                        await self._continue(ctx, start)
+                    else:
+                        self._metadata = {**self._metadata, "resumes": earlier.id}
+                        self._first_node = await continue_delegate(
+                            ctx, self._host, self.store, earlier, self._settings.media
+                        )
                     await self._begin(ctx, start, agent)
                     result = await self._run(handler)
-                    await self._complete(result)
+                    questions = await self._complete(result)
+                    if self._delegate is not None:
+                        run = replace(self.buffer.run, session_id=self.session_id)
+                        await self._delegate.ended(run, self._calls, result, questions)
                     return result
 
     def _opened(self) -> AbstractAsyncContextManager[Store]:
@@ -237,7 +264,7 @@ class _Recorder(AbstractCapability[Any]):
         outer = self.outer
         while outer is not None:
             if outer.session_id == conversation_id and outer.store.url == self.store.url:
-                return self.run_id
+                return self.run_id if self._delegate is None else self._delegate.session_id
             outer = outer.outer
         return conversation_id
 
@@ -262,6 +289,8 @@ class _Recorder(AbstractCapability[Any]):
             raise exited from error
         except BaseException as error:
             await self._fail(error)
+            if self._delegate is not None:
+                self._delegate.failed(error)
             raise
         finally:
             self.is_active = False
@@ -276,6 +305,8 @@ class _Recorder(AbstractCapability[Any]):
         return request_context
 
     async def before_node_run(self, ctx: RunContext[Any], *, node: Any) -> Any:
+        if self._first_node is not None:
+            node, self._first_node = self._first_node(node), None
         # Pydantic AI would answer that the tool does not exist, even if the call was started, and its outcome would be lost.
         if isinstance(node, CallToolsNode):
             known = ctx.tool_manager and ctx.tool_manager.tools
@@ -294,17 +325,17 @@ class _Recorder(AbstractCapability[Any]):
     ) -> ModelResponse:
         # Every tool call is answered here: a run can continue from this point.
         if self._host.is_stopping():  # before the request is recorded: it is not sent
-            self._buffer.start(self._buffer.take_step(ctx.messages, "settled", ctx.run_step))
+            self.buffer.start(self.buffer.take_step(ctx.messages, "settled", ctx.run_step))
             await self._host.settled()
         started = run_event(ctx, "model_request_started")
-        self._buffer.start(self._buffer.take_step(ctx.messages, "settled", ctx.run_step, started))
+        self.buffer.start(self.buffer.take_step(ctx.messages, "settled", ctx.run_step, started))
         try:
             response: ModelResponse = await handler(request_context)
         except BaseException as error:
-            self._buffer.add(run_event(ctx, "model_request_failed", error=ledger.describe(error)))
+            self.buffer.add(run_event(ctx, "model_request_failed", error=ledger.describe(error)))
             raise
-        await self._buffer.join()
-        self._buffer.add(run_event(ctx, "model_request_completed", **response_facts(response)))
+        await self.buffer.join()
+        self.buffer.add(run_event(ctx, "model_request_completed", **response_facts(response)))
         self._calls.made_by(response)
         return response
 
@@ -318,12 +349,12 @@ class _Recorder(AbstractCapability[Any]):
     ) -> AsyncIterable[AgentStreamEvent]:
         # A consumer sees a response only when the results that it responds to are durable.
         del ctx
-        return stream if self._buffer.is_durable else self._when_durable(stream)
+        return stream if self.buffer.is_durable else self._when_durable(stream)
 
     async def _when_durable(
         self, stream: AsyncIterable[AgentStreamEvent]
     ) -> AsyncGenerator[AgentStreamEvent, None]:
-        await self._buffer.join()
+        await self.buffer.join()
         async with aclosing(cast("AsyncGenerator[AgentStreamEvent, None]", stream)) as events:
             async for event in events:
                 yield event
@@ -342,7 +373,7 @@ class _Recorder(AbstractCapability[Any]):
             call=call,
             args=args,
             store=self.store,
-            buffer=self._buffer,
+            buffer=self.buffer,
             calls=self._calls,
             offloader=self._offloader,
             host=self._host,
@@ -358,18 +389,18 @@ class _Recorder(AbstractCapability[Any]):
             return await handler(output)
         call = output_context.tool_call
         place = ("the output function", "output") if call is None else (call.tool_name, call.tool_call_id)
-        async with self._threads.call(None, partial(self._buffer.waiting_for_thread, *place)) as threaded:
+        async with self._threads.call(None, partial(self.buffer.waiting_for_thread, *place)) as threaded:
             return await threaded.run_tool(self._threads, handler(output))
 
     def record_call(self) -> None:
         """Start to write the call that starts another run, so that it is recorded before that run."""
-        self._buffer.start_delayed()
+        self.buffer.start_delayed()
 
     async def annotate(self, call_id: str, summary: str | None, key: str | None) -> None:
         """Annotate the ledger entry of a running call."""
         noted = self._calls.annotate(call_id, summary, key)
         if noted is not None:
-            await self._buffer.write_note(noted)
+            await self.buffer.write_note(noted)
 
     async def _begin(self, ctx: RunContext[Any], start: RunStart, agent: str) -> None:
         """Find the position in the recorded history where this run continues, and record its start."""
@@ -378,8 +409,8 @@ class _Recorder(AbstractCapability[Any]):
         waited = await self._waited(start)
         self._calls = Calls(self.run_id, self._settings.policies, self._settings.probes)
         await self._inherit_calls(ctx, start)
-        metadata = lenient_json(self._settings.metadata)
-        self._buffer = Buffer(
+        metadata = lenient_json(self._metadata)
+        self.buffer = Buffer(
             self.store,
             lease,
             Run(id=self.run_id, agent=agent, parent_id=self._parent, metadata=metadata),
@@ -391,7 +422,7 @@ class _Recorder(AbstractCapability[Any]):
         started = run_event(ctx, "run_started", agent=agent, parent=self._parent)
         if self.outer is not None and self.outer.is_active:
             self.outer.record_call()
-        self._buffer.begin(Beginning(started, list(ctx.messages), ctx.prompt, waited))
+        self.buffer.begin(Beginning(started, list(ctx.messages), ctx.prompt, waited))
 
     async def _waited(self, start: RunStart) -> list[Run]:
         """Return the preceding run as completed if it waits for the answers that this run received."""
@@ -412,13 +443,13 @@ class _Recorder(AbstractCapability[Any]):
         await self._calls.load_results(self._offloader.effects_back)
         self._calls.inherited = bool(carried_out and self._calls.tools)
 
-    async def _complete(self, result: AgentRunResult[Any]) -> None:
-        """Record that the run completed, or that it waits for answers."""
+    async def _complete(self, result: AgentRunResult[Any]) -> list[dict[str, Any]]:
+        """Record that the run completed, or that it waits for answers. Return the questions."""
         await (await self._threads.recorded()).deliver()
         messages = result.all_messages()
         deferred = self._calls.deferred(messages, result.output)
-        await complete_run(
-            self._buffer,
+        return await complete_run(
+            self.buffer,
             self._host,
             messages,
             result.output,
@@ -430,7 +461,7 @@ class _Recorder(AbstractCapability[Any]):
 
     async def _fail(self, error: BaseException) -> None:
         """Record the end of the run as its host decides."""
-        await fail_run(self._buffer, self._host, error, self._threads)
+        await fail_run(self.buffer, self._host, error, self._threads)
 
 
 @contextmanager

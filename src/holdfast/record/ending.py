@@ -34,15 +34,16 @@ async def complete_run(
     notes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     waits: Mapping[str, Wait] = MappingProxyType({}),
     deadlines: Mapping[str, Deadline] = MappingProxyType({}),
-) -> None:
+) -> list[dict[str, Any]]:
     """Record that a run completed with this history and output, or that it waits: for answers to its last calls, a time, or a signal.
 
     `notes` has, by call id, the facts that a person needs to decide; `waits`, those that wait for a time or a signal; `deadlines`, the
-    deadlines of the questions. A question that is asked again keeps its deadline.
+    deadlines of the questions. A question that is asked again keeps its deadline. Return the questions, including those of delegates.
     """
     pending = pending_calls(messages)
     calls = [call for call in pending if call.tool_call_id not in waits]
     questions = await _questions(buffer, host, [approval_request(call, notes) for call in calls], deadlines)
+    questions += [question for wait in waits.values() for question in wait.questions]
     is_waiting = bool(pending or waits)
     run_id = buffer.run.id
     ending = NewEvent(kind=COMPLETED, run_id=run_id)
@@ -64,6 +65,7 @@ async def complete_run(
     _end(batch, run, host)
     await buffer.write(batch)
     host.close(run, None)
+    return questions
 
 
 async def _questions(
@@ -86,9 +88,8 @@ async def _questions(
 
 def describe_waiting(questions: Iterable[Mapping[str, Any]], waits: Iterable[Wait]) -> str:
     """Return what a turn waits for: questions, times and signals."""
-    return ", ".join(
-        [*(f"{question['tool']} ({question['call_id']})" for question in questions), *map(str, waits)]
-    )
+    asked = [f"{question['tool']} ({question['call_id']})" for question in questions]
+    return ", ".join(dict.fromkeys([*asked, *(str(wait) for wait in waits if not wait.questions)]))
 
 
 def continues_at(questions: Iterable[Mapping[str, Any]], waits: Iterable[Wait]) -> datetime | None:

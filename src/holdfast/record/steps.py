@@ -63,6 +63,7 @@ class Steps:
     """Ask a person whether a step may run again, given its name, entry, attempts and arguments. By default the tool call waits for an approval."""
     waits: list[Wait] = field(default_factory=list[Wait])
     """What the code waits for. Then it is suspended."""
+    delegates: dict[str, Any] = field(default_factory=dict[str, Any])  # about to start, by their run
     _recorded: dict[str, Effect] = field(default_factory=dict[str, Effect])
     """The recorded steps that the code has not requested yet."""
     _requested: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])

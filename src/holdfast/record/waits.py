@@ -20,7 +20,7 @@ from holdfast.record.ledger import CallRef
 from holdfast.store import Store
 from holdfast.types import Effect, Json
 
-WaitKind: TypeAlias = Literal["sleep", "signal"]
+WaitKind: TypeAlias = Literal["sleep", "signal", "delegate"]
 SIGNAL: Final = "signal"
 """The kind of the records in which signals wait until they are received."""
 LONGEST: Final = timedelta(days=3653)
@@ -35,6 +35,8 @@ class Wait:
     kind: WaitKind
     until: datetime | None
     name: str | None = None
+    questions: tuple[dict[str, Any], ...] = ()
+    """The open questions of a delegate."""
 
     @classmethod
     def of(cls, effect: Effect) -> Self | None:
@@ -48,6 +50,7 @@ class Wait:
             kind=facts["wait"],
             until=None if until is None else datetime.fromisoformat(until),
             name=facts.get("name"),
+            questions=tuple(facts.get("questions", ())),
         )
 
     def facts(self) -> dict[str, Any]:
@@ -70,7 +73,7 @@ class Wait:
         return self.until is not None and self.until <= now
 
     def __str__(self) -> str:
-        what = "timer" if self.kind == "sleep" else f"signal {self.name!r}"
+        what = {"sleep": "timer", "delegate": "delegate"}.get(self.kind, f"signal {self.name!r}")
         return what if self.until is None else f"{what} until {self.until.isoformat(timespec='seconds')}"
 
 

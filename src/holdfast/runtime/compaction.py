@@ -7,7 +7,7 @@ from copy import deepcopy
 from holdfast.errors import Conflict
 from holdfast.ids import new_id
 from holdfast.record.history import open_history
-from holdfast.record.recovery import find_resume_point
+from holdfast.record.resume_point import find_resume_point
 from holdfast.runtime.leased_session import LeasedSession
 from holdfast.runtime.turn import WorkerTurn
 from holdfast.types import Batch, Checkpoint, NewEvent, Session, Submission

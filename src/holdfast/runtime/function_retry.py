@@ -10,7 +10,7 @@ from pydantic_ai.messages import (
 
 from holdfast.errors import NotFound
 from holdfast.record import ledger
-from holdfast.record.recovery import load_history
+from holdfast.record.resume_point import load_history
 from holdfast.runtime.payloads import step_to_repeat
 from holdfast.runtime.runner import TurnStart
 from holdfast.types import Effect

@@ -8,20 +8,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from pydantic_ai.messages import ToolCallPart
-
 from holdfast.errors import BadInput, Conflict, NotFound
 from holdfast.ids import check_id, new_id
 from holdfast.jsontext import strict_json
-from holdfast.record import forking, ledger
-from holdfast.record.deadlines import deadline_of
-from holdfast.record.open_calls import pending_calls, pending_effects
-from holdfast.record.partial import partial_response
-from holdfast.record.recovery import ResumePoint, find_resume_point, last_prompt
-from holdfast.record.waits import SIGNAL, Wait, open_waits
-from holdfast.runtime.leased_session import LeasedSession
-from holdfast.runtime.payloads import parse_payload
-from holdfast.runtime.questions import (
+from holdfast.questions import (
     ANSWERED,
     ApprovalAnswer,
     already_answered,
@@ -31,6 +21,16 @@ from holdfast.runtime.questions import (
     requeued,
     waiting_turn,
 )
+from holdfast.record import forking, ledger
+from holdfast.record.deadlines import deadline_of
+from holdfast.record.open_calls import pending_calls, pending_effects
+from holdfast.record.partial import partial_response
+from holdfast.record.recovery import last_prompt
+from holdfast.record.resume_point import ResumePoint, find_resume_point
+from holdfast.record.waits import SIGNAL, Wait, open_waits
+from holdfast.runtime.delivery import deliver
+from holdfast.runtime.leased_session import LeasedSession
+from holdfast.runtime.payloads import parse_payload
 from holdfast.runtime.runner import Runner
 from holdfast.types import SUSPENDED, Batch, Checkpoint, NewEvent, Record, Submission, SubmissionChange
 
@@ -50,12 +50,17 @@ async def approval(session: LeasedSession, submission: Submission) -> Batch:
     point = ResumePoint(messages=[])
     if waiting is not None and waiting.run_id is not None:
         point = await find_resume_point(session.store, session.id, waiting.run_id)
-    pending = pending_calls(point.messages)
-    asked = {(call.tool_call_id, ledger.digest(call.args_as_dict())) for call in pending}
+    questions = await read_questions(session.store, session.id, point.chain)
+    delegated = {key: question for key, question in questions.asked.items() if question.get("origin")}
+    tools = {call.tool_call_id: call.tool_name for call in pending_calls(point.messages)}
+    digests = {
+        **{call.tool_call_id: ledger.digest(call.args_as_dict()) for call in pending_calls(point.messages)},
+        **{call_id: question["digest"] for call_id, question in delegated.items()},
+    }
     answers = [
         answer
         for answer in answers
-        if (answer.call_id, answer.digest) in asked
+        if digests.get(answer.call_id) == answer.digest
         or not await is_repeated(session.store, session.id, answer, before=submission.position)
     ]
     if not answers:
@@ -63,15 +68,16 @@ async def approval(session: LeasedSession, submission: Submission) -> Batch:
     if waiting is None or waiting.run_id is None:
         raise Conflict(problem="the session does not wait for an answer")
     runner = session.runner(await session.read())
-    questions = await read_questions(session.store, session.id, point.chain)
     given = questions.answers
-    new = _new_answers(answers, pending=pending, given=given, runner=runner)
+    new = _new_answers(answers, digests=digests, tools=tools, given=given, runner=runner)
     for answer in new:
         _refuse_late(questions.asked.get(answer.call_id, {}), submission)
+    for answer in new:
+        await deliver(session.store, questions.asked.get(answer.call_id, {}), answer)
     events = [NewEvent(kind=ANSWERED, run_id=waiting.run_id, payload=answer.as_json()) for answer in new]
     effects = await pending_effects(session.store, session.id, point.messages)
-    asked_about = {key for key, effect in effects.items() if effect is None or Wait.of(effect) is None}
-    if asked_about - set(given) - {answer.call_id for answer in new}:
+    own = {key for key, effect in effects.items() if effect is None or Wait.of(effect) is None}
+    if (own | delegated.keys()) - set(given) - {answer.call_id for answer in new}:
         return Batch(events=events)
     return Batch(events=events, submissions=[requeued(waiting)], status="idle")
 
@@ -79,27 +85,31 @@ async def approval(session: LeasedSession, submission: Submission) -> Batch:
 def _new_answers(
     answers: Sequence[ApprovalAnswer],
     *,
-    pending: Sequence[ToolCallPart],
+    digests: Mapping[str, str],
+    tools: Mapping[str, str],
     given: Mapping[str, ApprovalAnswer],
     runner: Runner,
 ) -> list[ApprovalAnswer]:
-    """Return the answers that are new. Raise `Conflict` for an answer to another question, or one that contradicts an earlier answer."""
-    calls = {call.tool_call_id: call for call in pending}
+    """Return the answers that are new. Raise `Conflict` for an answer to another question, or one that contradicts an earlier answer.
+
+    `digests` are those of the calls that wait, `tools` the tools of those that the session's own agent made.
+    """
     new: list[ApprovalAnswer] = []
     for answer in answers:
-        call = calls.get(answer.call_id)
-        if call is None:
+        digest = digests.get(answer.call_id)
+        if digest is None:
             raise Conflict(problem=f"call {answer.call_id} does not wait for an answer")
-        if ledger.digest(call.args_as_dict()) != answer.digest:
+        if digest != answer.digest:
             raise Conflict(
                 problem=f"call {answer.call_id} has different arguments from those that were approved or denied"
             )
         before = given.get(answer.call_id)
         if before is not None and before != answer:
             raise Conflict(problem=already_answered(before))
-        if answer.arguments is not None and not runner.allows_edits(call.tool_name):
+        tool = tools.get(answer.call_id)
+        if answer.arguments is not None and not (tool and runner.allows_edits(tool)):
             raise Conflict(
-                problem=f"the arguments of {call.tool_name} cannot be edited, because the tool does not allow it"
+                problem=f"the arguments of {tool or 'a delegate'} cannot be edited, because the tool does not allow it"
             )
         if before is None:
             new.append(answer)

@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from holdfast.errors import NotFound, TurnNotRetriable
+from holdfast.questions import read_questions
 from holdfast.record import ledger
-from holdfast.record.recovery import ResumePoint, continued_runs, find_resume_point
+from holdfast.record.resume_point import ResumePoint, continued_runs, find_resume_point
 from holdfast.runtime.attachment import attachment
 from holdfast.runtime.leased_session import LeasedSession
 from holdfast.runtime.payloads import check_retriable, parse_content, parse_payload, step_to_repeat
-from holdfast.runtime.questions import read_questions
 from holdfast.runtime.runner import TurnStart
 from holdfast.runtime.turn import Steered, WorkerTurn
 from holdfast.runtime.waiting_turn import WaitingTurn

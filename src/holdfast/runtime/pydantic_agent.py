@@ -1,28 +1,26 @@
 """Run the turns of a Pydantic AI agent."""
 
 import json
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import isawaitable
 from typing import Any, TypeAlias
 
-from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDenied
+from pydantic_ai import Agent, DeferredToolRequests
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
 from pydantic_ai.models import Model
 from pydantic_ai.models.function import FunctionModel
 
 from holdfast.errors import BadInput, Conflict
 from holdfast.jsontext import lenient_json
-from holdfast.record import ledger
+from holdfast.record.answered_calls import deferred_results
 from holdfast.record.capability import Holdfast, response_facts
 from holdfast.record.ledger import Policy, ended_calls
-from holdfast.record.open_calls import pending_calls
 from holdfast.record.probes import Probe
 from holdfast.record.recovery import check_tools
 from holdfast.runtime.attachment import Attachment
 from holdfast.runtime.drafts import Drafting
 from holdfast.runtime.payloads import step_to_repeat
-from holdfast.runtime.questions import ApprovalAnswer
 from holdfast.runtime.runner import TurnStart
 from holdfast.types import NewEvent, Session
 
@@ -82,7 +80,7 @@ class AgentSetup:
             check_tools(self.agent, point.messages)
             denied = [answer.call_id for answer in start.answers.values() if not answer.approved]
             ended = await ended_calls(store, session.id, point.messages, denied) if denied else ()
-            results = _results(point.messages, start.answers, ended)
+            results = deferred_results(point.messages, start.answers, ended)
             if results is not None:
                 answered = {*start.answers, *ended}
                 start.host.unanswered = [call_id for call_id in results.approvals if call_id not in answered]
@@ -136,30 +134,6 @@ class AgentSetup:
         """Return whether the model's response can be streamed. A FunctionModel without a stream function cannot."""
         used = model or self.agent.model
         return self.streaming and not (isinstance(used, FunctionModel) and used.stream_function is None)
-
-
-def _results(
-    messages: Sequence[ModelMessage], given: Mapping[str, ApprovalAnswer], ended: Container[str] = ()
-) -> DeferredToolResults | None:
-    """Return the answers in the form in which a run continues with them; None if none of them is for an open call.
-
-    If some of the calls are answered, all others run again as well: the recorder lets them wait, or continue. Calls that have
-    `ended` do not run again: their recorded outcome takes precedence over a later answer.
-    """
-    approvals: dict[str, Any] = {}
-    unanswered: list[str] = []
-    for call in pending_calls(messages):
-        answer = given.get(call.tool_call_id)
-        if answer is None or answer.digest != ledger.digest(call.args_as_dict()):
-            unanswered.append(call.tool_call_id)
-        elif answer.approved or call.tool_call_id in ended:
-            approvals[call.tool_call_id] = ToolApproved(override_args=answer.arguments)
-        else:
-            approvals[call.tool_call_id] = ToolDenied(answer.feedback or "The person denied this call.")
-    # Pydantic AI requires a result for each call if some of them are answered, now or in the history.
-    if approvals or (unanswered and isinstance(messages[-1], ModelRequest)):
-        return DeferredToolResults(approvals={**approvals, **dict.fromkeys(unanswered, ToolApproved())})
-    return None
 
 
 def _output_type(agent: Agent[Any, Any]) -> Any:

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from pydantic_ai.messages import ModelMessage, UserContent
 
-from holdfast.record.recovery import ResumePoint
+from holdfast.questions import ApprovalAnswer
+from holdfast.record.resume_point import ResumePoint
 from holdfast.runtime.attachment import Attachment
-from holdfast.runtime.questions import ApprovalAnswer
 from holdfast.runtime.turn import WorkerTurn
 from holdfast.store import Store
 from holdfast.types import NewEvent, Session

@@ -11,9 +11,9 @@ from holdfast.errors import Conflict, NotFound
 from holdfast.jsontext import lenient_json
 from holdfast.leases import hold_lease
 from holdfast.media import MediaStore
+from holdfast.questions import ANSWERED, ApprovalAnswer, pending_approvals, requeued, waiting_turn
 from holdfast.record import ledger
 from holdfast.record.offloader import MediaOffloader
-from holdfast.runtime.questions import ANSWERED, ApprovalAnswer, pending_approvals, requeued, waiting_turn
 from holdfast.store import Store
 from holdfast.types import Batch, Effect, NewEvent
 

@@ -10,11 +10,12 @@ from datetime import datetime
 from typing import Any
 
 from holdfast.jsontext import lenient_json
+from holdfast.questions import ANSWERED, DEADLINE, ApprovalAnswer, Questions
 from holdfast.record.deadlines import deadline_of, reminded
 from holdfast.record.ending import continues_at, describe_waiting
 from holdfast.record.waits import SIGNAL, Wait, open_waits
+from holdfast.runtime.delivery import deliver
 from holdfast.runtime.leased_session import LeasedSession
-from holdfast.runtime.questions import ANSWERED, DEADLINE, ApprovalAnswer, Questions
 from holdfast.types import Batch, NewEvent, Run, Submission, SubmissionChange
 
 _LATE = "Nobody answered before the deadline."
@@ -44,7 +45,7 @@ class WaitingTurn:
         if (failing := next((each for each in due if each["default"] == "fail"), None)) is not None:
             await self._fail(failing)
             return False
-        events = [self._apply(question, now) for question in due]
+        events = [await self._apply(question, now) for question in due]
         waits = await self._waits()
         if not self.questions.open or await self._is_any_over(waits, now):
             if events:
@@ -53,7 +54,7 @@ class WaitingTurn:
         await self._wait_on(events, waits)
         return False
 
-    def _apply(self, question: Mapping[str, Any], now: datetime) -> NewEvent:
+    async def _apply(self, question: Mapping[str, Any], now: datetime) -> NewEvent:
         """Answer a question by default, or add a reminder to it. Return the event."""
         call_id, run_id = question["call_id"], self.run.id
         if question["default"] == "remind":
@@ -73,6 +74,7 @@ class WaitingTurn:
             feedback=None if approved else _LATE,
             by=DEADLINE,
         )
+        await deliver(self.leased.store, question, answer)
         return NewEvent(kind=ANSWERED, run_id=run_id, payload=answer.as_json())
 
     async def _waits(self) -> list[Wait]:

@@ -21,7 +21,7 @@ from holdfast.operations.events import grace_of
 from holdfast.operations.registry import SessionId
 from holdfast.operations.sessions import create_session
 from holdfast.operations.submissions import submit_kind
-from holdfast.runtime.questions import pending_approvals
+from holdfast.questions import pending_approvals
 from holdfast.server.long_responses import EventStream
 from holdfast.server.routes import (
     access_of,

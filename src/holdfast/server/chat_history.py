@@ -11,10 +11,10 @@ from pydantic_ai.ui.vercel_ai import VercelAIAdapter
 
 from holdfast.errors import Conflict
 from holdfast.jsontext import read_recorded
+from holdfast.questions import pending_approvals
 from holdfast.record.history import load
 from holdfast.record.offloader import MediaOffloader
 from holdfast.record.partial import PARTIAL
-from holdfast.runtime.questions import pending_approvals
 from holdfast.store import Store
 from holdfast.types import Checkpoint, Json, Message, Run
 

@@ -68,6 +68,7 @@ export function Approval({ sessionId, call, failed = null, onSent }) {
   return html`<section class="approval" aria-label=${`Approval of ${call.tool}`}>
     <h3>Run <code>${call.tool}</code>?</h3>
     ${call.note && html`<p class="banner bad">${call.note}</p>`}
+    ${call.origin && html`<p class="hint">Asked by <a href=${`#/s/${encodeURIComponent(call.origin.session_id)}`}>${call.origin.agents.join(" → ")}</a></p>`}
     ${call.deadline && html`<p class="hint">${expiry(call)}</p>`}
     ${mode !== "edit" && html`<pre tabindex="0" aria-label="Arguments">${pretty(call.arguments)}</pre>`}
     ${problem && html`<p class="error" role="alert">${problem}</p>`}

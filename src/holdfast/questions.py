@@ -21,6 +21,8 @@ DEADLINE: Final = "deadline"
 C = TypeVar("C", bound=Effect | EffectInfo)
 _BEGIN = ("step_started", "tool_call_started", "tool_call_completed")
 """The events that show whether a call of the current run is running."""
+_DEEPEST = 50
+"""How many levels of delegates a question passes."""
 _RECENT_EVENTS = 2000
 """How many events back a repeated answer is recognized."""
 _REUSED = re.compile(r"(?<=[^/])~[0-9]+$")
@@ -97,6 +99,46 @@ async def pending_approvals(store: Store, session_id: str) -> list[dict[str, Any
         return []
     run = await store.run(waiting.run_id)
     return list((await read_questions(store, session_id, [run])).open.values())
+
+
+async def open_questions(store: Store, session: Session) -> list[dict[str, Any]]:
+    """Return the open questions of a session. Those of a delegate are recorded in the session at the root of its tree."""
+    if session.status != "waiting":
+        return []
+    root = await root_of(store, session)
+    questions = await pending_approvals(store, root.id)
+    if root.id == session.id:
+        return questions
+    return [
+        {**question, "call_id": question["origin"]["call_id"], "origin": None}
+        for question in questions
+        if _origin(question)[0] == session.id
+    ]
+
+
+async def addressee(store: Store, session: Session, call_id: str) -> tuple[str, str]:
+    """Return the session that processes the answer to a question, and the id of the call there."""
+    root = await root_of(store, session)
+    if root.id != session.id:
+        for question in await pending_approvals(store, root.id):
+            if _origin(question) == (session.id, call_id):
+                return root.id, question["call_id"]
+    return session.id, call_id
+
+
+def _origin(question: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the session that a question comes from, and the id of the call there; empty if it comes from the session's own agent."""
+    origin: dict[str, str] = question.get("origin") or {"session_id": "", "call_id": ""}
+    return origin["session_id"], origin["call_id"]
+
+
+async def root_of(store: Store, session: Session) -> Session:
+    """Return the session at the root of the tree of delegates that a session belongs to."""
+    for _ in range(_DEEPEST):
+        if session.parent_id is None:
+            break
+        session = await store.session(session.parent_id)
+    return session
 
 
 async def unended_calls(store: Store, session: Session) -> tuple[list[Effect], list[Effect]]:
