@@ -15,6 +15,7 @@ from holdfast import Holdfast, connect
 from holdfast.approval import ApprovalRequest
 from holdfast.client import SessionHandle
 from holdfast.errors import TurnFailed
+from holdfast.leases import hold_lease
 from holdfast.media import open_media
 from holdfast.retention import erase
 from holdfast.store import Store
@@ -398,3 +399,21 @@ async def test_the_question_is_closed_if_the_root_is_erased(store: Store):
         below = await hf.session(asked.origin.session_id)
         assert (await below.info()).approvals == []
     assert done == BELOW
+
+
+async def test_an_answer_waits_while_the_session_of_the_delegate_is_held(store: Store):
+    async with connect(store, agents=tree(store)) as hf:
+        session = await hf.session("s", agent="clerk")
+        turn = await session.send("Pay.")
+        asked = await question(session)
+        assert asked.origin is not None
+        async with hold_lease(store, asked.origin.session_id):
+            sent = await session.approve(asked)
+
+            async def is_taken() -> bool:
+                return (await sent.info()).started_at is not None
+
+            await until(is_taken)
+            assert (await sent.info()).state == "claimed"
+        await sent.result(timeout=20)
+        assert "paid 5" in str(await turn.result(timeout=20))

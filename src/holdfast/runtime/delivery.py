@@ -2,34 +2,39 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
-from holdfast.errors import Conflict, SessionNotFound
-from holdfast.leases import hold_lease
-from holdfast.questions import ANSWERED, ApprovalAnswer, already_answered, read_questions
+from holdfast.errors import SessionNotFound
+from holdfast.leases import acquire, joined
+from holdfast.questions import ANSWERED, ApprovalAnswer, read_questions
 from holdfast.record.resume_point import continued_runs
 from holdfast.store import Store
 from holdfast.types import Batch, NewEvent
 
+_TRIES: Final = 50
+_PAUSE_SECONDS: Final = 0.2
+"""How long to wait for the session of the delegate, which another process may hold for a moment, in all ten seconds."""
 
-async def deliver(store: Store, question: Mapping[str, Any], answer: ApprovalAnswer) -> None:
-    """Record an answer in the session of the delegate that asked; do nothing for another question, or if it is recorded there.
 
-    It is delivered before the session at the root records it: then it is only sent again if the process dies in between. Raises
-    `Conflict` if a different answer is recorded, and `SessionBusy`. The answer of a delegate that was erased has no effect.
+async def deliver(store: Store, question: Mapping[str, Any], answer: ApprovalAnswer) -> ApprovalAnswer:
+    """Record an answer in the session of the delegate that asked, and return the answer that is recorded there.
+
+    It is delivered before the session at the root records it: if the process dies in between, it is delivered again. The answer to a
+    question of the session's own agent, or of a delegate that was erased, is returned unchanged. Raises `SessionBusy`.
     """
     origin = question.get("origin")
     if origin is None:
-        return
+        return answer
     own = replace(answer, call_id=origin["call_id"])
     try:
-        async with hold_lease(store, origin["session_id"]) as lease:
+        async with joined(store) as holder:
+            lease = await acquire(store, origin["session_id"], holder, tries=_TRIES, pause=_PAUSE_SECONDS)
             chain = await continued_runs(store, origin["run_id"])
             before = (await read_questions(store, lease.session_id, chain)).answers.get(own.call_id)
-            if before is None:
-                event = NewEvent(kind=ANSWERED, run_id=origin["run_id"], payload=own.as_json())
-                await store.write(lease, Batch(events=[event]))
-            elif before != own:
-                raise Conflict(problem=already_answered(before))
+            if before is not None:
+                return replace(before, call_id=answer.call_id)
+            event = NewEvent(kind=ANSWERED, run_id=origin["run_id"], payload=own.as_json())
+            await store.write(lease, Batch(events=[event]))
     except SessionNotFound:
-        return
+        pass
+    return answer

@@ -73,7 +73,9 @@ async def approval(session: LeasedSession, submission: Submission) -> Batch:
     for answer in new:
         _refuse_late(questions.asked.get(answer.call_id, {}), submission)
     for answer in new:
-        await deliver(session.store, questions.asked.get(answer.call_id, {}), answer)
+        recorded = await deliver(session.store, questions.asked.get(answer.call_id, {}), answer)
+        if recorded != answer:
+            raise Conflict(problem=already_answered(recorded))
     events = [NewEvent(kind=ANSWERED, run_id=waiting.run_id, payload=answer.as_json()) for answer in new]
     effects = await pending_effects(session.store, session.id, point.messages)
     own = {key for key, effect in effects.items() if effect is None or Wait.of(effect) is None}

@@ -67,14 +67,14 @@ class WaitingTurn:
             }
             return NewEvent(kind="approval_reminder", run_id=run_id, payload=lenient_json(reminder))
         approved = question["default"] == "approve"
-        answer = self.questions.answers[call_id] = ApprovalAnswer(
+        default = ApprovalAnswer(
             call_id=call_id,
             digest=question["digest"],
             approved=approved,
             feedback=None if approved else _LATE,
             by=DEADLINE,
         )
-        await deliver(self.leased.store, question, answer)
+        answer = self.questions.answers[call_id] = await deliver(self.leased.store, question, default)
         return NewEvent(kind=ANSWERED, run_id=run_id, payload=answer.as_json())
 
     async def _waits(self) -> list[Wait]:
@@ -101,6 +101,7 @@ class WaitingTurn:
             id=self.submission.id,
             state="waiting",
             reason=waiting_for,
+            attempts=1,
             deliver_at=continues_at(questions, waits),
         )
         batch = Batch(events=events, submissions=[change], status="waiting", waiting_for=waiting_for)
