@@ -81,11 +81,15 @@ class StateChanged(_Event):
 
 
 class RunStarted(_Event):
-    """A run started. `parent` is the run whose tool started it. `message` has the prompt if no model request followed at once."""
+    """A run started. `parent` is the run whose tool started it. `message` has the prompt if no model request followed at once.
+
+    A run that undoes the effects of a turn has the last run of that turn in `undoes`.
+    """
 
     kind: Literal["run_started"] = "run_started"
     agent: str = _payload("agent", "")
     parent: str | None = _payload("parent", None)
+    undoes: str | None = _payload("undoes", None)
     message: ModelMessage | None = None
 
 
@@ -278,6 +282,41 @@ class StepFailed(_Event):
     actor: str | None = _payload("actor", None)
 
 
+class UndoStarted(_Event):
+    """A step is about to be undone. `name` is the name of its undo, `call_id` the ledger entry of the undo, and `undoes` that of the step."""
+
+    kind: Literal["undo_started"] = "undo_started"
+    name: str = _payload("name")
+    call_id: str = _payload("call_id")
+    undoes: str = _payload("undoes")
+    attempt: int = _payload("attempt", 1)
+
+
+class EffectUndone(_Event):
+    """The effect of a step was undone. `probe`: the undo was interrupted, and its probe found that it took effect. `manual`: a person, `actor`, recorded it."""
+
+    kind: Literal["effect_undone"] = "effect_undone"
+    name: str = _payload("name")
+    call_id: str = _payload("call_id")
+    undoes: str = _payload("undoes")
+    probe: bool = _payload("probe", False)
+    manual: bool = _payload("manual", False)
+    actor: str | None = _payload("actor", None)
+
+
+class UndoFailed(_Event):
+    """An attempt to undo a step failed. With `retry_at` it is tried again at that time. `manual`: a person, `actor`, recorded it."""
+
+    kind: Literal["undo_failed"] = "undo_failed"
+    name: str = _payload("name")
+    call_id: str = _payload("call_id")
+    undoes: str = _payload("undoes")
+    error: str | None = _payload("error", None)
+    retry_at: datetime | None = _payload("retry_at", None)
+    manual: bool = _payload("manual", False)
+    actor: str | None = _payload("actor", None)
+
+
 class ProbeAnswered(_Event):
     """A probe ran for a tool call or step with an unknown outcome. `error` is the reason if the probe failed."""
 
@@ -409,6 +448,9 @@ KnownEvent: TypeAlias = (
     | StepStarted
     | StepCompleted
     | StepFailed
+    | UndoStarted
+    | EffectUndone
+    | UndoFailed
     | ProbeAnswered
     | MessageAdded
     | PartialResponse

@@ -16,9 +16,11 @@ from holdfast.record.recovery import (
 )
 from holdfast.record.retries import Retry
 from holdfast.record.steps import step
+from holdfast.record.undo import CompletedStep, Undo
 from holdfast.record.wait_requests import signal, sleep, sleep_until
 
 __all__ = [
+    "CompletedStep",
     "Done",
     "ExternalMedia",
     "Holdfast",
@@ -28,6 +30,7 @@ __all__ = [
     "ProbeAnswer",
     "Retry",
     "RunReport",
+    "Undo",
     "Unknown",
     "Unsettled",
     "annotate_effect",

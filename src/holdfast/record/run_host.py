@@ -51,6 +51,9 @@ class RunHost(Protocol):
     unanswered: Collection[str] = ()
     """The calls that were deferred, run again, and have no answer."""
 
+    undoable: bool = False
+    """Whether a step of the turn can be undone."""
+
     def enter(self, session_id: str, run_id: str, agent: str) -> AbstractAsyncContextManager[RunStart]:
         """Hold the session while the run is recorded."""
         ...

@@ -25,11 +25,13 @@ from holdfast.runtime.questions import (
     ApprovalAnswer,
     is_repeated,
     parse_answers,
+    pending_approvals,
     recorded_answers,
     requeued,
     waiting_turn,
 )
 from holdfast.runtime.runner import Runner
+from holdfast.runtime.undo_request import INTERRUPTED, undo_first, undo_reason, undone_run
 from holdfast.types import SUSPENDED, Batch, Checkpoint, NewEvent, Record, Submission, SubmissionChange
 
 _MOST_SIGNALS = 1000
@@ -46,9 +48,15 @@ async def approval(session: LeasedSession, submission: Submission) -> Batch:
     answers = parse_answers(parse_payload(submission))
     waiting = await waiting_turn(session.store, session.id)
     point = ResumePoint(messages=[])
+    pending: list[ToolCallPart] = []
     if waiting is not None and waiting.run_id is not None:
-        point = await find_resume_point(session.store, session.id, waiting.run_id)
-    pending = pending_calls(point.messages)
+        run = await session.store.run(waiting.run_id)
+        if undone_run(run) is None:
+            point = await find_resume_point(session.store, session.id, waiting.run_id)
+            pending = pending_calls(point.messages)
+        else:  # its question is not part of the history
+            point = ResumePoint(messages=[], chain=[run])
+            pending = await _open_questions(session)
     asked = {(call.tool_call_id, ledger.digest(call.args_as_dict())) for call in pending}
     answers = [
         answer
@@ -65,10 +73,16 @@ async def approval(session: LeasedSession, submission: Submission) -> Batch:
     new = _new_answers(answers, pending=pending, given=given, runner=runner)
     events = [NewEvent(kind=ANSWERED, run_id=waiting.run_id, payload=answer.as_json()) for answer in new]
     effects = await pending_effects(session.store, session.id, point.messages)
-    questions = {key for key, effect in effects.items() if effect is None or Wait.of(effect) is None}
+    waits = {key for key, effect in effects.items() if effect is not None and Wait.of(effect) is not None}
+    questions = {call.tool_call_id for call in pending} - waits
     if questions - set(given) - {answer.call_id for answer in new}:
         return Batch(events=events)
     return Batch(events=events, submissions=[requeued(waiting)], status="idle")
+
+
+async def _open_questions(session: LeasedSession) -> list[ToolCallPart]:
+    asked = await pending_approvals(session.store, session.id)
+    return [ToolCallPart(call["tool"], call["arguments"], call["call_id"]) for call in asked]
 
 
 def _new_answers(
@@ -113,10 +127,18 @@ async def interrupt(session: LeasedSession, submission: Submission) -> Batch:
         batch.submissions = [SubmissionChange(id=turn.id, state="failed", reason="interrupted")]
         if turn.run_id is not None:
             run = await session.store.run(turn.run_id)
+            if undone_run(run) is not None and turn.state == "queued":
+                return Batch()  # the turn has ended, and its undo is interrupted when it runs
             batch.runs = [replace(run, status="interrupted", error="interrupted")]
             streamed = await partial_response(session.store, session.id, run.id)
             batch.events = [*streamed, NewEvent(kind="run_interrupted", run_id=run.id)]
             batch.drafts_done = [run.id]
+            if await session.undoable_turn(turn) is not None:
+                undo_first(batch, turn.id, run, "interrupted")
+            elif (reason := undo_reason(run)) is not None:
+                batch.status, batch.error = "failed", f"{reason}; {INTERRUPTED}"
+                change = replace(batch.submissions[0], reason=batch.error, run_id=undone_run(run))
+                batch.submissions = [change]
     return batch
 
 

@@ -17,7 +17,7 @@ from holdfast.types import Effect, Json, Run, Session, Submission, SubmissionCha
 
 ANSWERED = "approval_answered"
 C = TypeVar("C", bound=Effect | EffectInfo)
-_BEGIN = ("step_started", "tool_call_started", "tool_call_completed")
+_BEGIN = ("step_started", "undo_started", "tool_call_started", "tool_call_completed")
 """The events that show whether a call of the current run is running."""
 _RECENT_EVENTS = 2000
 """How many events back a repeated answer is recognized."""
@@ -132,7 +132,7 @@ def split_calls(
     """Return the calls that run now, and the others. `events` are those of the current run, as their kind and payload."""
     begun: set[str] = set()  # the numbers of calls with a reused id are left out
     for kind, payload in events:
-        if kind == "step_started":
+        if kind in {"step_started", "undo_started"}:
             begun.add(payload["call_id"])
         elif kind in _BEGIN:
             entry = {payload["call_id"].replace("/", "%2F")}
