@@ -193,7 +193,7 @@ export interface DraftText {
   text: string;
 }
 
-/** The ledger entry of one tool call. */
+/** The ledger entry of one tool call, step, or undo of a step. */
 export interface EffectInfo {
   run_id: string;
   call_id: string;
@@ -204,6 +204,10 @@ export interface EffectInfo {
   arguments_digest: string | null;
   idempotency_key: string | null;
   summary: string | null;
+  /** The function that undoes the step. */
+  undo?: string | null;
+  /** The call id of the step that this entry is the undo of. The step is undone when this is completed. */
+  undoes?: string | null;
   error: string | null;
   result?: unknown;
   started_at: string | null;
@@ -312,7 +316,7 @@ export interface InboxItem {
   agent: string;
   owner: string;
   title: string;
-  status: "idle" | "queued" | "running" | "waiting" | "cleaning" | "cleaned" | "moved" | "failed";
+  status: "idle" | "queued" | "running" | "waiting" | "sleeping" | "cleaning" | "cleaned" | "moved" | "failed";
   /** The tool calls that wait for an answer; `worker`: no live worker serves the agent; `resume`: the last run ended with its process. */
   waiting_for: string | null;
   /** The reason why the last turn failed, if the status is `failed`. At most 1,000 characters. */
@@ -630,7 +634,7 @@ export interface SessionDetail {
   agent: string;
   owner: string;
   title: string;
-  status: "idle" | "queued" | "running" | "waiting" | "cleaning" | "cleaned" | "moved" | "failed";
+  status: "idle" | "queued" | "running" | "waiting" | "sleeping" | "cleaning" | "cleaned" | "moved" | "failed";
   /** The tool calls that wait for an answer; `worker`: no live worker serves the agent; `resume`: the last run ended with its process. */
   waiting_for: string | null;
   /** The reason why the last turn failed, if the status is `failed`. At most 1,000 characters. */
@@ -659,7 +663,7 @@ export interface SessionInfo {
   agent: string;
   owner: string;
   title: string;
-  status: "idle" | "queued" | "running" | "waiting" | "cleaning" | "cleaned" | "moved" | "failed";
+  status: "idle" | "queued" | "running" | "waiting" | "sleeping" | "cleaning" | "cleaned" | "moved" | "failed";
   /** The tool calls that wait for an answer; `worker`: no live worker serves the agent; `resume`: the last run ended with its process. */
   waiting_for: string | null;
   /** The reason why the last turn failed, if the status is `failed`. At most 1,000 characters. */
@@ -805,6 +809,12 @@ export interface ThreadRequest {
   messages?: Array<Record<string, unknown>>;
   /** The answers to open interrupts. */
   resume?: Array<Record<string, unknown>> | null;
+}
+
+/** The turn whose effects are undone. */
+export interface UndoTarget {
+  /** The submission of a turn that has ended. */
+  submission_id: string;
 }
 
 /** The ledger entry of a call or step whose outcome is unknown. */

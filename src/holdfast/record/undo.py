@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args, get_type_hints
 
-from holdfast.errors import BadInput, StepsDiffer
+from holdfast.errors import BadInput
 from holdfast.ids import check_choice, check_name
 from holdfast.jsontext import lenient_json, read_recorded
 from holdfast.record import ledger, step_results
@@ -118,17 +118,13 @@ def undo_name(effect: Effect) -> str | None:
 
 
 def completed_step(effect: Effect, function: UndoFunction) -> CompletedStep[Any]:
-    """Return a step with its complete record as the function that undoes it receives it. Raises `StepsDiffer` if its result has another type."""
+    """Return a step with its complete record as the function that undoes it receives it. Raises `Unserializable` if the function declares another type of result."""
     recorded: dict[str, Any] = read_recorded(effect.undo or "{}")
     result: Any = (
         read_recorded(effect.result).get("value") if ledger.is_known(effect) and effect.result else None
     )
     if (kind := _declared_result(function)) is not None:
-        try:
-            result = step_results.load(lenient_json(result), kind)
-        except step_results.Unserializable as error:
-            declares = f"the undo of step {effect.tool!r} declares another type"
-            raise StepsDiffer(asked=declares, recorded=f"a result that it cannot read: {error}") from None
+        result = step_results.load(lenient_json(result), kind)
     return CompletedStep(
         name=effect.tool,
         key=effect.idempotency_key or ledger.key(effect.run_id, effect.call_id),

@@ -9,7 +9,7 @@ from pydantic_ai.exceptions import ModelRetry
 from pydantic_core import to_jsonable_python
 
 from holdfast.errors import BadInput, Conflict, OutcomeUnknown, StepError
-from holdfast.jsontext import lenient_json
+from holdfast.jsontext import lenient_json, read_recorded
 from holdfast.record import ledger
 from holdfast.record.buffer import Buffer
 from holdfast.record.ledger import CallRef
@@ -17,6 +17,7 @@ from holdfast.record.offloader import MediaOffloader
 from holdfast.record.probes import Done, NotDone, Unsettled, ask_probe
 from holdfast.record.run_host import RunHost
 from holdfast.record.step_requests import StepRequest
+from holdfast.record.step_results import Unserializable
 from holdfast.record.steps import Steps
 from holdfast.record.threads import RunThreads
 from holdfast.record.undo import CompletedStep, Undo, UndoFunction, completed_step, undo_name
@@ -107,10 +108,14 @@ class Undoing:
             settled=self.host.settled,
             decide=self.decide,
         )
-        await steps.load()
         try:
+            request = self._request(item, registered, completed_step(step, registered.function))
+            await steps.load()
             async with steps.open():
-                await steps.run(self._request(item, registered, completed_step(step, registered.function)))
+                await steps.run(request)
+        except Unserializable as error:
+            other = f"its undo declares another type of result: {error}. Restore the type, then undo the effects again"
+            raise _stopped(step, other) from error
         except (StepError, ModelRetry) as error:
             text = error.facts["error"] if isinstance(error, StepError) else error
             failed = f"its undo failed: {text}. Undo the effects again to retry it"
@@ -155,12 +160,11 @@ class Undoing:
         problem = f"it is unknown whether it took effect. Settle {entry}, then undo the effects again"
         if undo.step_probe is None:
             raise _stopped(step, problem)
-        completed = completed_step(step, undo.function)
         call = Unsettled(
             name=step.tool,
-            key=completed.key,
-            arguments=tuple(completed.arguments),
-            summary=completed.summary,
+            key=step.idempotency_key or ledger.key(step.run_id, step.call_id),
+            arguments=tuple(read_recorded(step.undo or "{}")["arguments"]),
+            summary=ledger.noted(step),
             attempts=step.attempts,
             started_at=step.started_at,
         )
@@ -189,16 +193,17 @@ class Undoing:
 
 
 def _stopped(step: Effect, problem: str) -> Conflict:
-    return Conflict(problem=f"the undo stopped at step {step.tool!r} ({step.call_id}): {problem}")
+    text = f"The undo stopped at step {step.tool!r} ({step.call_id}): {problem}."
+    return Conflict.restore(text, {"step": step.tool, "call_id": step.call_id})
 
 
-def _without_result(function: UndoFunction) -> Callable[[CompletedStep[Any]], Awaitable[None] | None]:
+def _without_result(function: UndoFunction) -> Callable[[CompletedStep[Any]], Any]:
     """Return the function without its result, which nothing reads and which may not be data."""
 
-    async def called(step: CompletedStep[Any]) -> None:
+    async def called(step: CompletedStep[Any]) -> Any:
         await cast("Awaitable[object]", function(step))
 
-    def called_in_thread(step: CompletedStep[Any]) -> Awaitable[None] | None:
+    def called_in_thread(step: CompletedStep[Any]) -> Any:
         value = function(step)
         return _awaited(value) if isawaitable(value) else None
 

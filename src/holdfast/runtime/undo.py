@@ -119,7 +119,7 @@ async def prepare_undo(
         shows=await _outcome(store, leased.id, reason),
         since=since,
     )
-    answers = await recorded_answers(store, leased.id, [run])
+    answers = await recorded_answers(store, leased.id, [] if events else [run])
     running = replace(run, status="running", error=None)
     undo = UndoRun(
         store=store, runner=runner, host=host, run=running, plan=plan, started=events, answers=answers
