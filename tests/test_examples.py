@@ -32,7 +32,8 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCall
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.models.test import TestModel
 
-from holdfast import Holdfast, annotate_effect, connect, idempotency_key, open_store, resume
+import holdfast
+from holdfast import Holdfast, Turn, annotate_effect, connect, idempotency_key, open_store, resume
 from holdfast.cli import app
 from holdfast.media import open_media
 from holdfast.record import ExternalMedia
@@ -496,6 +497,17 @@ async def has_a_session(store: Store, text: str) -> None:
         await run(text, {"session": await hf.session("order-5", agent="shop")})
 
 
+async def has_a_turn(store: Store, text: str) -> None:
+    @holdfast.agent("shop")
+    async def shop(turn: Turn) -> None:
+        del turn
+
+    async with connect(store, agents=[shop]) as hf:
+        turn = await (await hf.session("ada", agent=shop)).send("Rome")
+        await turn.result()
+        await run(text, {"turn": turn})
+
+
 AMONG: dict[str, Callable[[Store, str], Any]] = {
     "docs/how-to/steps.md#1": runs_alone,
     "docs/how-to/testing.md#1": passes,
@@ -513,6 +525,8 @@ AMONG: dict[str, Callable[[Store, str], Any]] = {
     "docs/how-to/time.md#1": runs_alone,
     "docs/how-to/time.md#2": has_a_session,
     "docs/how-to/time.md#4": has_a_session,
+    "docs/how-to/undo.md#1": runs_alone,
+    "docs/how-to/undo.md#2": has_a_turn,
     "docs/how-to/worker.md#0": works,
     "docs/how-to/worker.md#1": looks_around,
     "docs/how-to/worker.md#2": seals,

@@ -251,12 +251,13 @@ class ToolCallFailed(_Event):
 
 
 class StepStarted(_Event):
-    """A step of a tool call or turn is about to run. This event is durable before it does. `call_id` is its ledger entry."""
+    """A step of a tool call or turn is about to run. This event is durable before it does. `call_id` is its ledger entry, `undo` the name of its undo."""
 
     kind: Literal["step_started"] = "step_started"
     name: str = _payload("name")
     call_id: str = _payload("call_id")
     attempt: int = _payload("attempt", 1)
+    undo: str | None = _payload("undo", None)
 
 
 class StepCompleted(_Event):

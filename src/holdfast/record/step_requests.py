@@ -94,6 +94,10 @@ class StepRequest:
         """Return the payload of an event about the step."""
         return {"name": self.name, "call_id": self.entry, **more}
 
+    def undo_facts(self) -> dict[str, str]:
+        """Return the name of its undo for the event of its start."""
+        return {} if self.undo is None else {"undo": json.loads(self.undo)["undo"]}
+
     def arguments_as_json(self) -> Any:
         """Return the arguments for a person to read."""
         return json.loads(_arguments_text(self.function, self.arguments))

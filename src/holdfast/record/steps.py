@@ -282,7 +282,9 @@ class Steps:
             waiting = partial(self.buffer.waiting_for_thread, request.name, request.entry)
             async with self.threads.call(request.ref, waiting) as call:
                 try:
-                    started = self.event("step_started", request.facts(attempt=effect.attempts))
+                    started = self.event(
+                        "step_started", request.facts(attempt=effect.attempts, **request.undo_facts())
+                    )
                     await self.buffer.write_effects([effect], started)
                     value = await _called(request, call, self.threads)
                 except BaseException as error:
