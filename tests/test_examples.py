@@ -94,7 +94,7 @@ COMPILED = {
 PYTHON = [block for block in fenced() if block.language == "python"]
 FRAGMENTS = [block for block in PYTHON if not block.is_whole and block.name not in COMPILED]
 PLACEHOLDERS = {
-    *("agent", "other", "model", "store", "media", "shell", "bank", "pool", "client", "session"),
+    *("agent", "other", "model", "store", "media", "shell", "bank", "pool", "client", "session", "turn"),
     *("session_id", "run_id", "key", "lease", "submission", "answer"),
 }
 """Names that a fragment may use without defining them: what its page is about."""

@@ -28,6 +28,7 @@ from holdfast import (
     connect,
     current_session,
     idempotency_key,
+    resume,
     step,
 )
 from holdfast.errors import ApprovalNeeded, BadInput, Conflict, TurnFailed
@@ -686,6 +687,9 @@ async def test_steps_of_tools_are_undone_and_their_turn_is_not_retried(store: St
         reason = await failed(await turn.retry())
         assert "its effects were undone, but its history has their results. Send the message again" in reason
         assert "the model is gone" in str((await session.info()).error)
+        (run_id,) = {entry.run_id for entry in await ledger(store, "s")}
+        with pytest.raises(Conflict, match="were undone"):
+            await resume(tool_agent(world, fails=False).agent, store, run_id)
     async with session_of(store, tool_agent(world, fails=False)) as session:
         assert await (await session.send("again")).result(timeout=20) == "booked"
 

@@ -245,7 +245,13 @@ class CheckpointInfo(ResponseBody):
 
 def _undo_name(value: Any) -> Any:
     """Return the name of an undo. The store keeps it with the arguments of the step."""
-    return read_json(value)["undo"] if isinstance(value, str) and value.startswith("{") else value
+    match read_json(value) if isinstance(value, str) and value.startswith("{") else value:
+        case {"undo": str(name)}:
+            return name
+        case str(name):
+            return name
+        case _:
+            return None
 
 
 class EffectInfo(ResponseBody):
