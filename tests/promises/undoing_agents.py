@@ -29,6 +29,7 @@ from holdfast import (
     idempotency_key,
     step,
 )
+from holdfast.record import buffer
 from holdfast.record.ledger import is_cut_off
 from holdfast.runtime.settling import settle_effect
 from holdfast.store import Store, open_store
@@ -138,8 +139,9 @@ async def _settle_and_undo(store: Store, turn: Submission, log: Path) -> list[st
     return ends
 
 
-async def first(url: str, talk: str, log: Path, policy: str, kind: str, point: str | None) -> None:
-    points = Points(point)
+async def first(url: str, talk: str, log: Path, policy: str, point: str | None) -> None:
+    points, kind = Points(point), sys.argv[4]
+    buffer._SETUP = 60  # the start of the run is in the same write at whatever pace
     async with open_store(url) as store:
         points.watch_writes(store)
         async with working(store, make_agent(talk, Trip(log, points, policy), kind)):
@@ -166,4 +168,4 @@ async def second(url: str, talk: str, log: Path, policy: str, kind: str) -> dict
 
 
 if __name__ == "__main__":
-    drill(lambda *given: first(*given[:4], sys.argv[4], given[4]), second, *sys.argv[1:])  # pyright: ignore[reportArgumentType]
+    drill(first, second, *sys.argv[1:])  # pyright: ignore[reportArgumentType]

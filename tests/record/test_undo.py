@@ -69,7 +69,10 @@ async def _bare(step: CompletedStep) -> None:  # pyright: ignore[reportMissingTy
     ...
 
 
-@pytest.mark.parametrize("function", [_any, _untyped, _bare])
+FUNCTIONS: list[Any] = [_any, _untyped, _bare]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_function_without_a_declared_result_gets_json(function: UndoFunction):
     step = Effect(run_id="r", call_id="c/book", tool="book", state="completed", undo='{"undo":"x"}')
     json = replace(step, result='{"kind":"value","value":{"seat":"A12"}}')

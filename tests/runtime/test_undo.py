@@ -505,7 +505,7 @@ async def test_a_retry_after_an_undo_repeats_what_was_undone_and_all_later_steps
     async def agent(turn: Turn) -> str:
         results.append(await turn.step("prepare", world.do, "prepare"))
         seat = await turn.step("book", world.do, "book", undo="cancel")
-        await turn.step("note", world.do, f"note {seat}")
+        await turn.step("note", world.do, "note " + seat)
         if fails:
             raise RuntimeError
         return "booked"
