@@ -32,7 +32,8 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCall
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.models.test import TestModel
 
-from holdfast import Holdfast, annotate_effect, connect, idempotency_key, open_store, resume
+import holdfast
+from holdfast import Holdfast, Turn, annotate_effect, connect, idempotency_key, open_store, resume
 from holdfast.cli import app
 from holdfast.media import open_media
 from holdfast.record import ExternalMedia
@@ -93,7 +94,7 @@ COMPILED = {
 PYTHON = [block for block in fenced() if block.language == "python"]
 FRAGMENTS = [block for block in PYTHON if not block.is_whole and block.name not in COMPILED]
 PLACEHOLDERS = {
-    *("agent", "other", "model", "store", "media", "shell", "bank", "pool", "client", "session"),
+    *("agent", "other", "model", "store", "media", "shell", "bank", "pool", "client", "session", "turn"),
     *("session_id", "run_id", "key", "lease", "submission", "answer"),
 }
 """Names that a fragment may use without defining them: what its page is about."""
@@ -526,6 +527,17 @@ async def has_a_session(store: Store, text: str) -> None:
         await run(text, {"session": await hf.session("order-5", agent="shop")})
 
 
+async def has_a_turn(store: Store, text: str) -> None:
+    @holdfast.agent("shop")
+    async def shop(turn: Turn) -> None:
+        del turn
+
+    async with connect(store, agents=[shop]) as hf:
+        turn = await (await hf.session("ada", agent=shop)).send("Rome")
+        await turn.result()
+        await run(text, {"turn": turn})
+
+
 AMONG: dict[str, Callable[[Store, str], Any]] = {
     "docs/how-to/steps.md#1": runs_alone,
     "docs/how-to/testing.md#1": passes,
@@ -545,6 +557,8 @@ AMONG: dict[str, Callable[[Store, str], Any]] = {
     "docs/how-to/time.md#1": runs_alone,
     "docs/how-to/time.md#2": has_a_session,
     "docs/how-to/time.md#4": has_a_session,
+    "docs/how-to/undo.md#1": runs_alone,
+    "docs/how-to/undo.md#2": has_a_turn,
     "docs/how-to/worker.md#0": works,
     "docs/how-to/worker.md#1": looks_around,
     "docs/how-to/worker.md#2": seals,

@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from holdfast.client.turn import TurnHandle
     from holdfast.errors import HoldfastError
     from holdfast.record import (
+        CompletedStep,
         Done,
         ExternalMedia,
         Holdfast,
         NotDone,
         Retry,
+        Undo,
         Unknown,
         Unsettled,
         annotate_effect,
@@ -57,11 +59,13 @@ _MODULES = {
     "client.turn": ("TurnHandle",),
     "errors": ("HoldfastError",),
     "record": (
+        "CompletedStep",
         "Done",
         "ExternalMedia",
         "Holdfast",
         "NotDone",
         "Retry",
+        "Undo",
         "Unknown",
         "Unsettled",
         "annotate_effect",
@@ -96,6 +100,7 @@ __all__ = [
     "AgentSetup",
     "Checkpoint",
     "Client",
+    "CompletedStep",
     "Decision",
     "Done",
     "ExternalMedia",
@@ -110,6 +115,7 @@ __all__ = [
     "SyncClient",
     "Turn",
     "TurnHandle",
+    "Undo",
     "Unknown",
     "Unsettled",
     "Worker",

@@ -83,11 +83,15 @@ class StateChanged(_Event):
 
 
 class RunStarted(_Event):
-    """A run started. `parent` is the run whose tool started it. `message` has the prompt if no model request followed at once."""
+    """A run started. `parent` is the run whose tool started it. `message` has the prompt if no model request followed at once.
+
+    A run that undoes the effects of a turn has the last run of that turn in `undoes`.
+    """
 
     kind: Literal["run_started"] = "run_started"
     agent: str = _payload("agent", "")
     parent: str | None = _payload("parent", None)
+    undoes: str | None = _payload("undoes", None)
     message: ModelMessage | None = None
 
 
@@ -262,12 +266,13 @@ class ToolCallFailed(_Event):
 
 
 class StepStarted(_Event):
-    """A step of a tool call or turn is about to run. This event is durable before it does. `call_id` is its ledger entry."""
+    """A step of a tool call or turn is about to run. This event is durable before it does. `call_id` is its ledger entry, `undo` the name of its undo."""
 
     kind: Literal["step_started"] = "step_started"
     name: str = _payload("name")
     call_id: str = _payload("call_id")
     attempt: int = _payload("attempt", 1)
+    undo: str | None = _payload("undo", None)
 
 
 class StepCompleted(_Event):
@@ -287,6 +292,41 @@ class StepFailed(_Event):
     kind: Literal["step_failed"] = "step_failed"
     name: str = _payload("name")
     call_id: str = _payload("call_id")
+    error: str | None = _payload("error", None)
+    retry_at: datetime | None = _payload("retry_at", None)
+    manual: bool = _payload("manual", False)
+    actor: str | None = _payload("actor", None)
+
+
+class UndoStarted(_Event):
+    """A step is about to be undone. `name` is the name of its undo, `call_id` the ledger entry of the undo, and `undoes` that of the step."""
+
+    kind: Literal["undo_started"] = "undo_started"
+    name: str = _payload("name")
+    call_id: str = _payload("call_id")
+    undoes: str = _payload("undoes")
+    attempt: int = _payload("attempt", 1)
+
+
+class EffectUndone(_Event):
+    """The effect of a step was undone. `probe`: the undo was interrupted, and its probe found that it took effect. `manual`: a person, `actor`, recorded it."""
+
+    kind: Literal["effect_undone"] = "effect_undone"
+    name: str = _payload("name")
+    call_id: str = _payload("call_id")
+    undoes: str = _payload("undoes")
+    probe: bool = _payload("probe", False)
+    manual: bool = _payload("manual", False)
+    actor: str | None = _payload("actor", None)
+
+
+class UndoFailed(_Event):
+    """An attempt to undo a step failed. With `retry_at` it is tried again at that time. `manual`: a person, `actor`, recorded it."""
+
+    kind: Literal["undo_failed"] = "undo_failed"
+    name: str = _payload("name")
+    call_id: str = _payload("call_id")
+    undoes: str = _payload("undoes")
     error: str | None = _payload("error", None)
     retry_at: datetime | None = _payload("retry_at", None)
     manual: bool = _payload("manual", False)
@@ -425,6 +465,9 @@ KnownEvent: TypeAlias = (
     | StepStarted
     | StepCompleted
     | StepFailed
+    | UndoStarted
+    | EffectUndone
+    | UndoFailed
     | ProbeAnswered
     | MessageAdded
     | PartialResponse

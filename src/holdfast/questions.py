@@ -19,7 +19,7 @@ ANSWERED = "approval_answered"
 DEADLINE: Final = "deadline"
 """The author of an answer that was recorded because no person gave one in time."""
 C = TypeVar("C", bound=Effect | EffectInfo)
-_BEGIN = ("step_started", "tool_call_started", "tool_call_completed")
+_BEGIN = ("step_started", "undo_started", "tool_call_started", "tool_call_completed")
 """The events that show whether a call of the current run is running."""
 _DEEPEST = 50
 """How many levels of delegates a question passes."""
@@ -176,7 +176,7 @@ def split_calls(
     """Return the calls that run now, and the others. `events` are those of the current run, as their kind and payload."""
     begun: set[str] = set()  # the numbers of calls with a reused id are left out
     for kind, payload in events:
-        if kind == "step_started":
+        if kind in {"step_started", "undo_started"}:
             begun.add(payload["call_id"])
         elif kind in _BEGIN:
             entry = {payload["call_id"].replace("/", "%2F")}

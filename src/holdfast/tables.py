@@ -163,7 +163,7 @@ TABLES: Final = (
         ("run_id", "call_id"),
         _columns(
             "session_id id, run_id run, call_id text, tool text, state text, step int?, arguments_digest text?,"
-            " idempotency_key text?, result text?, error text?, summary text?, segment int?, position int?,"
+            " idempotency_key text?, result text?, error text?, summary text?, undo text?, segment int?, position int?,"
             " attempts count, started_at time, ended_at time?",
             state=EFFECT_STATES,
         ),

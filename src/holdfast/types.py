@@ -4,6 +4,7 @@ JSON content (`payload`, `body`, `result`, `metadata`) is a `Json`: the exact te
 stored and returned unchanged, and never parsed and serialized again.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -33,11 +34,15 @@ LANES: tuple[str, ...] = get_args(Lane)
 WHEN_BUSY: tuple[str, ...] = get_args(WhenBusy)
 TURNS = ("message", "retry")
 """The kinds of submissions that run a turn of the agent."""
+UNDO_EFFECTS = "undo_effects"
+"""The kind of submissions that undo the effects of a turn."""
 SUBMISSION_STATES: tuple[str, ...] = get_args(SubmissionState)
 RUN_STATUSES: tuple[str, ...] = get_args(RunStatus)
 EFFECT_STATES: tuple[str, ...] = get_args(EffectState)
 CHECKPOINT_KINDS: tuple[str, ...] = get_args(CheckpointKind)
 DUE_BY: tuple[str, ...] = get_args(DueBy)
+
+_UNDO_ENTRY = re.compile(r"(.*/[^/]*)~undo(?:~again[0-9]+)?", re.DOTALL)
 
 T = TypeVar("T")
 
@@ -276,7 +281,8 @@ class Effect:
     """The ledger entry of one tool call. Once it is completed or failed, its outcome never changes.
 
     `message` is set when the result has moved into that message; `body` is then the message's body. While the effect is
-    `started`, `result` describes the reason if it waits. `attempts` is 0 if the tool has not run.
+    `started`, `result` describes the reason if it waits. `attempts` is 0 if the tool has not run. `undo` names the function that undoes
+    a step, and has the arguments of the step.
     """
 
     run_id: str
@@ -289,12 +295,19 @@ class Effect:
     result: Json | None = None
     error: str | None = None
     summary: str | None = None
+    undo: Json | None = None
     message: tuple[int, int] | None = None
     body: Json | None = None
     attempts: int = 1
     session_id: str = ""
     started_at: datetime | None = None
     ended_at: datetime | None = None
+
+    @property
+    def undoes(self) -> str | None:
+        """Return the call id of the step that this entry is the undo of; None if it is something else."""
+        match = _UNDO_ENTRY.fullmatch(self.call_id)
+        return None if match is None else match[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 `say WORDS` says them, one after the other. `work N MARK` calls `act` N times, which appends a line to the file that MARK names
 and takes HOLD seconds. `deploy` and `remove` ask a person, who may edit the arguments of `deploy` only; `remove and say WORDS` says them afterwards. `talk` goes on for half a minute. `drip N` says N
-characters, one at a time. `huge N` calls a tool whose result has N characters.
+characters, one at a time. `huge N` calls a tool whose result has N characters. `book` calls
+a tool whose step can be undone, and fails.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolCall, FunctionModel
 
-from holdfast import sleep
+from holdfast import AgentSetup, CompletedStep, sleep, step
 
 
 def call(messages: list[ModelMessage], tool: str, arguments: dict[str, Any]) -> dict[int, DeltaToolCall]:
@@ -50,6 +51,8 @@ async def respond(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterato
             yield call(messages, "nap", {"seconds": float(seconds)})
         case ["huge", size] if not results:
             yield call(messages, "huge", {"size": int(size)})
+        case ["book"] if not results:
+            yield call(messages, "book", {})
         case ["talk"]:
             for number in range(600):
                 await asyncio.sleep(0.05)
@@ -102,6 +105,24 @@ async def deploy(target: str) -> str:
 @agent.tool_plain(requires_approval=True)
 async def remove(path: str) -> str:
     return f"removed {path}"
+
+
+async def cancel(booked: CompletedStep[str]) -> None:
+    assert booked.result == "A12"
+
+
+def reserve() -> str:
+    return "A12"
+
+
+@agent.tool_plain(metadata={"recovery": "steps"})
+async def book() -> str:
+    await step("seat", reserve, undo="cancel")
+    message = "no more hotels"
+    raise RuntimeError(message)
+
+
+served = AgentSetup(agent=agent, name="agent", undo=[cancel])
 
 
 @agent.tool_plain

@@ -84,7 +84,7 @@ class Site:
         self._port = self._port or _free_port()
         os.environ["HOLD"] = str(self.hold)
         settings = {"token": TOKEN, "lease_ttl_seconds": 2, "lease_renew_seconds": 0.5}
-        started = front(self.store, "--port", str(self._port), "tests.browser.app:agent", **settings)
+        started = front(self.store, "--port", str(self._port), "tests.browser.app:served", **settings)
         self._server = await self._running.enter_async_context(started)
 
     async def stop(self) -> None:

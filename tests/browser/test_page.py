@@ -82,6 +82,23 @@ async def test_kill_everything_in_mid_turn_and_start_it_again(site: Site, tmp_pa
     await page.locator(".sign.recovered").wait_for()
 
 
+async def test_the_effects_of_a_failed_turn_are_undone(shared: Site):
+    page = await shared.open()
+    await new_session(page)
+    await say(page, "book")
+    undo = page.get_by_role("button", name="Undo effects")
+    await undo.click()
+    await page.locator(".mark", has_text="The effects of the turn were undone.").wait_for()
+    await page.locator("details.tool > summary").click()
+    assert await texts(page, ".steps li .badge") == ["undone"]
+    assert await undo.count() == 0
+    await page.reload()
+    await page.locator(".mark", has_text="The effects of the turn were undone.").wait_for()
+    assert await undo.count() == 0
+    await page.get_by_role("link", name="Tool calls").click()
+    await page.locator(".effects .badge.undone").wait_for()
+
+
 async def test_approve_deny_and_edit(shared: Site):
     page = await shared.open()
     await new_session(page)

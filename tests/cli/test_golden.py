@@ -41,6 +41,7 @@ compact s --wait
 undo s --wait
 rewind s nowhere --wait
 fork s --to copy --wait
+undo-effects broken --wait
 retry broken --wait
 retry s
 """
@@ -58,6 +59,9 @@ interrupt none
 interrupt foreign
 undo s
 undo foreign
+undo-effects s none
+undo-effects none
+undo-effects foreign
 compact foreign
 rewind s nowhere
 fork s

@@ -168,7 +168,7 @@ async def test_the_life_of_an_effect(store: Store):
         (effect,) = (await store.effects(lease.session_id, run_id="r", call_id="call-1")).items
         return effect
 
-    await put(step=1, arguments_digest="d", idempotency_key="k")
+    await put(step=1, arguments_digest="d", idempotency_key="k", undo='{"undo":"refund"}')
     effect = await get()
     assert (effect.state, effect.step, effect.arguments_digest, effect.attempts) == ("started", 1, "d", 1)
     assert len((await store.effects(lease.session_id, unresolved=True)).items) == 1
@@ -177,10 +177,11 @@ async def test_the_life_of_an_effect(store: Store):
     assert (await get()).attempts == 2
     await put(state="completed", result='"ok"', attempts=2)
     # What has ended never changes; a summary given earlier survives.
-    await put(state="failed", error="late", result='"other"')
+    await put(state="failed", error="late", result='"other"', undo='{"undo":"other"}')
     effect = await get()
     assert (effect.state, effect.result, effect.error) == ("completed", '"ok"', None)
     assert (effect.summary, effect.idempotency_key, effect.attempts) == ("paid 10", "k", 2)
+    assert effect.undo == '{"undo":"refund"}'
     assert effect.ended_at is not None
     assert (await store.effects(lease.session_id, unresolved=True)).items == []
 

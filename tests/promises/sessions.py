@@ -66,6 +66,7 @@ async def fill(
                     state="completed",
                     result=mark,
                     summary=first,
+                    undo=mark,
                     error=first,
                 ),
                 Effect(run_id=run_id, call_id="call 2", tool="t", message=(1, 0) if bodies else None),

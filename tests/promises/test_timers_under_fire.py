@@ -47,12 +47,12 @@ class Drill:
 
     async def run(self) -> None:
         """Submit everything, send the signals over the time of the drill, and wait until every turn has ended."""
-        delays = (*((name, {}) for name in self.late),)
-        plans = {name: {"sleeps": sleeps} for name, sleeps in self.sleeps.items()}
+        plans: dict[str, dict[str, Any]] = {name: {} for name in self.late}
+        plans |= {name: {"sleeps": sleeps} for name, sleeps in self.sleeps.items()}
         plans |= {name: {"signals": names} for name, names in self.signals.items()}
         together = asyncio.Semaphore(16)
         async with asyncio.TaskGroup() as group:
-            for name, plan in (*delays, *plans.items()):
+            for name, plan in plans.items():
                 group.create_task(self._submit(together, name, plan))
             for name, signals in self.signals.items():
                 for number, what in enumerate(signals):

@@ -203,7 +203,7 @@ export interface DraftText {
   text: string;
 }
 
-/** The ledger entry of one tool call. */
+/** The ledger entry of one tool call, step, or undo of a step. */
 export interface EffectInfo {
   run_id: string;
   call_id: string;
@@ -214,6 +214,10 @@ export interface EffectInfo {
   arguments_digest: string | null;
   idempotency_key: string | null;
   summary: string | null;
+  /** The function that undoes the step. */
+  undo?: string | null;
+  /** The call id of the step that this entry is the undo of. The step is undone when this is completed. */
+  undoes?: string | null;
   error: string | null;
   result?: unknown;
   started_at: string | null;
@@ -912,6 +916,12 @@ export interface ThreadRequest {
   messages?: Array<Record<string, unknown>>;
   /** The answers to open interrupts. */
   resume?: Array<Record<string, unknown>> | null;
+}
+
+/** The turn whose effects are undone. */
+export interface UndoTarget {
+  /** The submission of a turn that has ended. */
+  submission_id: string;
 }
 
 /** The ledger entry of a call or step whose outcome is unknown. */

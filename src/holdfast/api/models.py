@@ -243,8 +243,19 @@ class CheckpointInfo(ResponseBody):
     at: datetime | None
 
 
+def _undo_name(value: Any) -> Any:
+    """Return the name of an undo. The store keeps it with the arguments of the step."""
+    match read_json(value) if isinstance(value, str) and value.startswith("{") else value:
+        case {"undo": str(name)}:
+            return name
+        case str(name):
+            return name
+        case _:
+            return None
+
+
 class EffectInfo(ResponseBody):
-    """The ledger entry of one tool call."""
+    """The ledger entry of one tool call, step, or undo of a step."""
 
     run_id: str
     call_id: str
@@ -255,6 +266,13 @@ class EffectInfo(ResponseBody):
     arguments_digest: str | None
     idempotency_key: str | None
     summary: str | None
+    undo: Annotated[str | None, BeforeValidator(_undo_name)] = Field(
+        None, description="The function that undoes the step."
+    )
+    undoes: str | None = Field(
+        None,
+        description="The call id of the step that this entry is the undo of. The step is undone when this is completed.",
+    )
     error: str | None
     result: StoredJson = None
     started_at: datetime | None

@@ -198,6 +198,15 @@ class RetryTarget(RequestBody):
     from_step: StepEntry | None = Field(default=None, description=_FROM_STEP)
 
 
+class UndoTarget(RequestBody):
+    """The turn whose effects are undone."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"submission_id": "019a7d3e-5c1b-7f00-8a2e-3d4f5a6b7c8d"}]}
+    )
+    submission_id: Id = Field(description="The submission of a turn that has ended.")
+
+
 class ForkTarget(RequestBody):
     """The checkpoint and the new session id of a fork."""
 

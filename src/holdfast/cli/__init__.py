@@ -21,6 +21,7 @@ _COMMANDS = {
         "dismiss": ("inbox:dismiss", "Dismiss the failure of the last turn of a session."),
         "undo": ("history:undo", "Undo the last message and everything after it."),
         "rewind": ("history:rewind", "Continue from an earlier checkpoint."),
+        "undo-effects": ("history:undo_effects", "Undo what the steps of a turn did outside the session."),
         "retry": ("history:retry", "Continue a turn that failed, was interrupted or was given up."),
         "fork": ("history:fork", "Copy the history of a session into a new session."),
         "compact": ("history:compact", "Replace the history with a shorter one."),

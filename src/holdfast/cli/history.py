@@ -1,4 +1,4 @@
-"""`holdfast undo | rewind | retry | compact | fork | settle`: change the history of a session, and settle tool calls."""
+"""`holdfast undo | rewind | undo-effects | retry | compact | fork | settle`: change the history of a session, and settle tool calls."""
 
 import asyncio
 import json
@@ -100,6 +100,34 @@ def retry(
 
     submission, answer = asyncio.run(work())
     print_answer(submission, answer, wait=wait, as_json=as_json)
+
+
+def undo_effects(
+    session_id: SessionId,
+    submission_id: Annotated[
+        str | None, typer.Argument(help="Id of the turn. Default: the last turn of the session.")
+    ] = None,
+    store: StoreUrl = None,
+    url: ServerUrl = None,
+    wait: Wait = False,
+    as_json: AsJson = False,
+) -> None:
+    """Undo what the steps of a turn did outside the session.
+
+    Runs the undo functions of its completed steps, the last one first. Stops at the first that fails or has an unknown outcome; the next
+    call continues there. The messages stay: `holdfast undo` removes them.
+
+    Examples:
+        holdfast undo-effects s1 --wait
+    """
+
+    async def command(session: "SessionHandle[str]") -> "TurnHandle[None]":
+        turn_id = submission_id or await last_turn(session)
+        if turn_id is None:
+            raise Conflict(problem=f"session {session_id} has no turn yet")
+        return await (await session.turn(turn_id)).undo_effects()
+
+    _submit(session_id, command, store, url, wait=wait, as_json=as_json)
 
 
 def compact(

@@ -233,11 +233,12 @@ def effects(
         print_json({"effects": [record(effect) for effect in result]})
         return
     table = TextTable("call", "tool", "state", "error", "summary", "step", "attempts", "started", "duration")
+    undone = {step for effect in result if effect.state == "completed" and (step := effect.undoes)}
     for effect in result:
         table.add_row(
             one_line(effect.call_id),
             one_line(effect.tool),
-            coloured(effect.state),
+            coloured("undone" if effect.call_id in undone else effect.state),
             one_line(effect.error),
             one_line(effect.summary),
             "" if effect.step is None else str(effect.step),

@@ -32,7 +32,7 @@ from holdfast.client.output import OutputType
 from holdfast.client.stream import follow as follow_session
 from holdfast.client.stream import journal, read
 from holdfast.client.transport import Transport
-from holdfast.client.turn import TurnHandle, TurnOutput
+from holdfast.client.turn import TurnHandle, no_output
 from holdfast.errors import Conflict
 from holdfast.ids import check_id, check_time
 from holdfast.types import SubmissionState, WhenBusy
@@ -48,10 +48,6 @@ T = TypeVar("T")
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
-
-
-def _nothing(output: TurnOutput) -> None:
-    del output
 
 
 class SessionHandle(Generic[T]):
@@ -353,4 +349,4 @@ class SessionHandle(Generic[T]):
         return self._command(await self._submit("approvals", body))
 
     def _command(self, accepted: SubmissionInfo) -> TurnHandle[None]:
-        return TurnHandle(self._transport, accepted, _nothing)
+        return TurnHandle(self._transport, accepted, no_output)

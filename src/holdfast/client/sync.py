@@ -114,6 +114,14 @@ class SyncTurnHandle(SyncHandle[TurnHandle[T]], Generic[T]):
         """
         return SyncTurnHandle(self._loop, self._loop.run(self._handle.retry(from_step=from_step)))
 
+    def undo_effects(self) -> "SyncTurnHandle[None]":
+        """Undo the effects of a turn that has ended: run the undo functions of its completed steps, the last one first.
+
+        Await the returned handle to wait for it. It raises `TurnFailed` if the undo stops at a step; the next call continues there. If
+        nothing is left to undo, nothing runs. The history stays unchanged.
+        """
+        return SyncTurnHandle(self._loop, self._loop.run(self._handle.undo_effects()))
+
     def cancel(self) -> None:
         """Stop the turn if it is running or waiting, or remove it from the queue if it has not started. `result` then raises `TurnFailed`."""
         return self._loop.run(self._handle.cancel())

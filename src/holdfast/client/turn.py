@@ -96,6 +96,16 @@ class TurnHandle(Generic[T]):
         accepted = await self._transport.call(SubmissionInfo, "POST", path, json=body)
         return TurnHandle(self._transport, accepted, self._parse)
 
+    async def undo_effects(self) -> "TurnHandle[None]":
+        """Undo the effects of a turn that has ended: run the undo functions of its completed steps, the last one first.
+
+        Await the returned handle to wait for it. It raises `TurnFailed` if the undo stops at a step; the next call continues there. If
+        nothing is left to undo, nothing runs. The history stays unchanged.
+        """
+        path = f"/api/sessions/{self.session_id}/undo-effects"
+        accepted = await self._transport.call(SubmissionInfo, "POST", path, json={"submission_id": self.id})
+        return TurnHandle(self._transport, accepted, no_output)
+
     async def cancel(self) -> None:
         """Stop the turn if it is running or waiting, or remove it from the queue if it has not started. `result` then raises `TurnFailed`."""
         path = f"/api/sessions/{self.session_id}/interrupt"
@@ -169,6 +179,11 @@ class TurnOutput:
     def value(self) -> Any:
         """The output of the agent: text, or the serialized value of its output type."""
         return self._outputs[0] if self._outputs else self.text or ""
+
+
+def no_output(output: TurnOutput) -> None:
+    """Return the result of a command: none."""
+    del output
 
 
 def _object(value: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from holdfast.api.submissions import (
     SignalBody,
     SubmissionDetail,
     SubmissionInfo,
+    UndoTarget,
 )
 from holdfast.counting import count
 from holdfast.errors import NotFound
@@ -23,9 +24,9 @@ from holdfast.jsontext import strict_json
 from holdfast.operations.access import Caller
 from holdfast.operations.registry import ClientMethod, CursorText, Limit, SessionId, operation
 from holdfast.questions import addressee
-from holdfast.runtime.payloads import check_retry
+from holdfast.runtime.payloads import check_retry, check_undo
 from holdfast.tracing import SUBMIT, carried, span
-from holdfast.types import Lane, Submission, SubmissionState
+from holdfast.types import UNDO_EFFECTS, Lane, Submission, SubmissionState
 
 _S = "/api/sessions/{session_id}"
 SignalName = Annotated[Id, Field(description="Name of the signal.")]
@@ -195,6 +196,20 @@ async def retry(caller: Caller, session_id: SessionId, body: RetryTarget) -> Sub
     """Continue a turn that failed, was interrupted or was given up. Recorded tool calls and steps are not repeated."""
     await check_retry(caller.store, session_id, body.submission_id, body.from_step)
     return await submit_kind(caller, session_id, "retry", body.model_dump(exclude_none=True))
+
+
+@operation(
+    "POST",
+    f"{_S}/undo-effects",
+    "write",
+    ClientMethod("TurnHandle.undo_effects", "undo-effects"),
+    topic="sessions",
+    status=202,
+)
+async def undo_effects(caller: Caller, session_id: SessionId, body: UndoTarget) -> SubmissionInfo:
+    """Undo the effects of a turn that has ended: run the undo functions of its completed steps, the last one first. The history stays unchanged."""
+    await check_undo(caller.store, session_id, body.submission_id)
+    return await submit_kind(caller, session_id, UNDO_EFFECTS, body.model_dump())
 
 
 @operation(

@@ -10,9 +10,11 @@ from holdfast.record.recovery import RunReport, continue_session, inspect_run, r
 from holdfast.record.resume_point import load_history
 from holdfast.record.retries import Retry
 from holdfast.record.steps import step
+from holdfast.record.undo import CompletedStep, Undo
 from holdfast.record.wait_requests import signal, sleep, sleep_until
 
 __all__ = [
+    "CompletedStep",
     "Done",
     "ExternalMedia",
     "Holdfast",
@@ -22,6 +24,7 @@ __all__ = [
     "ProbeAnswer",
     "Retry",
     "RunReport",
+    "Undo",
     "Unknown",
     "Unsettled",
     "annotate_effect",

@@ -253,6 +253,10 @@ class Buffer(BatchWriter):
         """Write an event with the next batch."""
         self._events.append(event)
 
+    def keep_undoable(self) -> None:
+        """Remember that the run has a step that can be undone."""
+        self._host.undoable = True
+
     async def write_soon(self) -> None:
         """Write the collected changes: at once while other calls run, else with the next batch or within milliseconds."""
         if self._calls.any_runs:

@@ -8,7 +8,16 @@ request follows in that time, the prompt is stored separately. The recorder neve
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import (
     AbstractAsyncContextManager,
     aclosing,
@@ -48,6 +57,7 @@ from holdfast.record.run_host import RunHost, RunStart, StandaloneRun
 from holdfast.record.steps import current_steps
 from holdfast.record.threads import RunThreads
 from holdfast.record.tool_execution import ToolExecution, run_event
+from holdfast.record.undo import AnyUndo, undos_by_name
 from holdfast.store import Store, open_store
 from holdfast.tracing import mark_span
 from holdfast.types import Run
@@ -82,7 +92,7 @@ class Holdfast(AbstractCapability[Any]):
     history.
 
     `policies` and `probes` set, by tool name, how to handle calls with an unknown outcome after a crash. A tool can also set them
-    in its metadata: `metadata={"recovery": "retry", "probe": …}`. New sessions belong to `owner`. The default is the owner of the
+    in its metadata: `metadata={"recovery": "retry", "probe": …}`. `undo` lists the functions that undo steps. New sessions belong to `owner`. The default is the owner of the
     parent run, or `local` if there is none. Sessions of other owners are treated as missing. Content of at least
     `media_threshold` bytes is moved to the `media` store. Both parameters default to the store's settings. `run_id` sets the id
     of the run, which must be new. A capability passed to a run replaces the agent's own. `host` is for workers: it holds the
@@ -102,6 +112,7 @@ class Holdfast(AbstractCapability[Any]):
         metadata: Mapping[str, Any] | None = None,
         policies: Mapping[str, Policy] | None = None,
         probes: Mapping[str, Probe] | None = None,
+        undo: Iterable[AnyUndo] = (),
         lease_ttl: float | None = None,
         host: RunHost | None = None,
         media: MediaStore | None = None,
@@ -130,6 +141,7 @@ class Holdfast(AbstractCapability[Any]):
         self.metadata = dict(metadata or {})
         self.policies: dict[str, Policy] = dict(policies or {})
         self.probes: dict[str, Probe] = dict(probes or {})
+        self.undos = undos_by_name(undo)
         self.host = host
 
     def get_ordering(self) -> CapabilityOrdering:
@@ -379,6 +391,7 @@ class _Recorder(AbstractCapability[Any]):
             host=self._host,
             threads=self._threads,
             unapproved=self._unapproved,
+            undos=self._settings.undos,
         )
         return await execution.run(tool_def, handler)
 

@@ -56,6 +56,9 @@ ANSWERS: Final[Mapping[type[Any], str]] = {Done: "done", NotDone: "not_done", Un
 _PROBED = re.compile(r"(?:^|; )probe: [a-z ]+$")
 _AGAIN: Final = "~again"
 """Precedes the number of an entry for a step that runs again because a person retries its turn."""
+_UNDO: Final = "~undo"
+"""Ends the entry name of the undo of a step."""
+_OF_UNDO = re.compile(rf"/[^/]*{_UNDO}(?:{_AGAIN}[0-9]+)?(?:/|$)")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _SORTED = json.JSONEncoder(sort_keys=True, default=repr)
 
@@ -116,20 +119,42 @@ def place(entry: str) -> str:
     return start if times.isdigit() else entry
 
 
+def undo_entry(entry: str) -> str:
+    """Return the entry name of the undo of a step. After a failure it is numbered, like a step that runs again."""
+    return f"{entry}{_UNDO}"
+
+
+def is_of_undo(entry: str, parent: str = "") -> bool:
+    """Return whether an entry within `parent` is the undo of a step, or a step of such an undo."""
+    return _OF_UNDO.search(entry, len(parent)) is not None
+
+
 def is_step(effect: Effect) -> bool:
     """Return whether an entry belongs to a step and not to a call."""
     return "/" in effect.call_id
 
 
 async def step_entries(store: Store, session_id: str, run_id: str, parent: str) -> dict[str, Effect]:
-    """Return the recorded steps of a call by their entry names, in the order of their start."""
-    entries: dict[str, Effect] = {}
+    """Return the recorded steps of a call, a step or an undo by their entry names, in the order of their start."""
+    return steps_within(await run_entries(store, session_id, run_id), parent)
+
+
+def steps_within(entries: Iterable[Effect], parent: str) -> dict[str, Effect]:
+    """Return the steps of a call, a step or an undo among the entries of its run. The undos of steps are left out."""
+    return {
+        effect.call_id: effect
+        for effect in entries
+        if effect.call_id.startswith(f"{parent}/") and not is_of_undo(effect.call_id, parent)
+    }
+
+
+async def run_entries(store: Store, session_id: str, run_id: str) -> list[Effect]:
+    """Return all ledger entries of a run in the order of their start."""
+    entries: list[Effect] = []
     cursor = None
     while True:
         page = await store.effects(session_id, run_id=run_id, cursor=cursor)
-        entries |= {
-            effect.call_id: effect for effect in page.items if effect.call_id.startswith(f"{parent}/")
-        }
+        entries += page.items
         cursor = page.next_cursor
         if cursor is None:
             return entries
@@ -320,7 +345,8 @@ def describe(error: BaseException) -> str:
 
 def without_result(effect: Effect) -> Effect:
     """Return the effect as one whose result could not be recorded."""
-    return effect if effect.result is None else replace(effect, result=UNSERIALIZABLE)
+    result = None if effect.result is None else UNSERIALIZABLE
+    return replace(effect, result=result, undo=None)  # what was recorded when the step started stays
 
 
 def with_answer(effect: Effect, answer: Any) -> Effect:

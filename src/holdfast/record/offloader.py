@@ -45,7 +45,7 @@ class MediaOffloader:
             if walker.is_touched(message.body, threshold):
                 return True
         for effect in batch.effects:
-            if effect.result is not None and walker.is_touched(effect.result, threshold):
+            if any(text and walker.is_touched(text, threshold) for text in (effect.result, effect.undo)):
                 return True
         return any(
             event.kind == COMPLETED and walker.is_touched(event.payload, threshold) for event in batch.events
@@ -59,8 +59,12 @@ class MediaOffloader:
         ]
         batch.effects = [
             effect
-            if effect.result is None
-            else replace(effect, result=await self._out(effect.result, digests))
+            if effect.result is None and effect.undo is None
+            else replace(
+                effect,
+                result=effect.result and await self._out(effect.result, digests),
+                undo=effect.undo and await self._out(effect.undo, digests),
+            )
             for effect in batch.effects
         ]
         batch.events = [
@@ -106,12 +110,13 @@ class MediaOffloader:
         return await move_back(list(texts), lambda: self.media, partial(admit, self._store))
 
     async def effects_back(self, effects: Sequence[Effect]) -> list[Effect]:
-        """Return the effects with their complete results, and with the complete messages that contain them."""
+        """Return the effects with their complete results and arguments, and with the complete messages that contain them."""
         results = await self.back(effect.result or "" for effect in effects)
         bodies = await self.back(effect.body or "" for effect in effects)
+        undos = await self.back(effect.undo or "" for effect in effects)
         return [
             effect
-            if result == (effect.result or "") and body == (effect.body or "")
-            else replace(effect, result=result or None, body=body or None)
-            for effect, result, body in zip(effects, results, bodies, strict=True)
+            if (result, body, undo) == (effect.result or "", effect.body or "", effect.undo or "")
+            else replace(effect, result=result or None, body=body or None, undo=undo or None)
+            for effect, result, body, undo in zip(effects, results, bodies, undos, strict=True)
         ]

@@ -17,8 +17,9 @@ from holdfast.record.calls import missing_tools
 from holdfast.record.capability import Holdfast
 from holdfast.record.offloader import MediaOffloader
 from holdfast.record.open_calls import close_open_calls, pending_calls, pending_effects
-from holdfast.record.resume_point import load_history, prompt_aside
+from holdfast.record.resume_point import continued_runs, load_history, prompt_aside
 from holdfast.record.run_host import StandaloneRun
+from holdfast.record.undo_plan import undo_plan
 from holdfast.record.waits import Wait
 from holdfast.store import Store
 from holdfast.types import Batch, Checkpoint, Effect, Json, NewEvent, Run
@@ -81,6 +82,9 @@ async def resume(agent: Agent[Any, T], store: Store, run_id: str, **options: Any
     if not latest or latest[0].run_id != run_id:
         since = f"; resume {latest[0].run_id} instead" if latest and latest[0].run_id else ""
         raise Conflict(problem=f"run {run_id} has no checkpoint, or another run has continued since{since}")
+    chain = await continued_runs(store, run_id)
+    if any(item.is_undone for item in await undo_plan(store, run.session_id, [each.id for each in chain])):
+        raise Conflict(problem=f"effects of run {run_id} were undone; send the message again")
     messages = await load_history(store, latest[0], media=_media(agent))
     check_tools(agent, messages)
     waits = pending_calls(messages)
@@ -221,6 +225,7 @@ async def _recording(
         metadata=own.metadata | metadata,
         policies=own.policies,
         probes=own.probes,
+        undo=own.undos.values(),
         lease_ttl=own.lease_ttl,
         media=own.media,
         media_threshold=own.media_threshold,

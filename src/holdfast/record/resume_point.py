@@ -73,10 +73,10 @@ async def find_resume_point(
     return ResumePoint(messages=messages, checkpoint=checkpoint, recorded=messages, chain=chain, begun=begun)
 
 
-async def continued_runs(store: Store, run_id: str | None) -> list[Run]:
+async def continued_runs(store: Store, run_id: str | None, *, longest: int = _LONGEST_CHAIN) -> list[Run]:
     """Return a run, the run that it continued, and so on."""
     chain: list[Run] = []
-    while run_id is not None and len(chain) < _LONGEST_CHAIN:
+    while run_id is not None and len(chain) < longest:
         run = await store.run(run_id)
         chain.append(run)
         run_id = json.loads(run.metadata).get("resumes")

@@ -54,6 +54,9 @@ class RunHost(Protocol):
     asked: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
     """The open questions of the runs that this one continues, by call id. They keep their deadlines."""
 
+    undoable: bool = False
+    """Whether a step of the turn can be undone."""
+
     def enter(self, session_id: str, run_id: str, agent: str) -> AbstractAsyncContextManager[RunStart]:
         """Hold the session while the run is recorded."""
         ...

@@ -12,7 +12,7 @@ from holdfast.record import ledger, step_results
 from holdfast.record.ledger import CallRef, Policy
 from holdfast.record.probes import Probe, Unsettled
 from holdfast.record.retries import Retry
-from holdfast.types import Effect
+from holdfast.types import Effect, Json
 
 _LONGEST_NAME: Final = 100
 StepPolicy: TypeAlias = Literal["retry", "report", "ask", "probe"]
@@ -35,6 +35,8 @@ class StepRequest:
     """Its place in the code. The steps within it belong to this place."""
     entry: str = ""
     """Its ledger entry: its place, numbered if it runs again after a failure that ended the turn."""
+    undo: Json | None = None
+    """The name of the function that undoes it, and its arguments, as the ledger keeps them."""
 
     @classmethod
     def checked(
@@ -57,11 +59,24 @@ class StepRequest:
             name=name,
             function=function,
             arguments=arguments,
-            digest=ledger.digest(step_results.digest_text(_all_arguments(function, arguments))),
+            digest=ledger.digest(_arguments_text(function, arguments)),
             policy=policy,
             probe=probe,
             probe_timeout=probe_timeout,
             retry=retry,
+        )
+
+    def first_effect(self, step: int | None, key: str) -> Effect:
+        """Return the ledger entry of a step that has not been attempted yet."""
+        return Effect(
+            run_id=self.ref[0],
+            call_id=self.entry,
+            tool=self.name,
+            step=step,
+            arguments_digest=self.digest,
+            idempotency_key=key,
+            undo=self.undo,
+            attempts=0,
         )
 
     def unsettled(self, known: Effect, key: str) -> Unsettled:
@@ -79,9 +94,13 @@ class StepRequest:
         """Return the payload of an event about the step."""
         return {"name": self.name, "call_id": self.entry, **more}
 
+    def undo_facts(self) -> dict[str, str]:
+        """Return the name of its undo for the event of its start."""
+        return {} if self.undo is None else {"undo": json.loads(self.undo)["undo"]}
+
     def arguments_as_json(self) -> Any:
         """Return the arguments for a person to read."""
-        return json.loads(step_results.digest_text(_all_arguments(self.function, self.arguments)))
+        return json.loads(_arguments_text(self.function, self.arguments))
 
     def replay(self, effect: Effect) -> Any:
         """Return the recorded result of the step, or raise its recorded failure."""
@@ -112,13 +131,18 @@ class StepRequest:
         )
 
 
-def _all_arguments(function: Any, arguments: Iterable[Any]) -> Any:
-    """Return all arguments of a call, including those of a `functools.partial`."""
+def all_arguments(function: Any, arguments: Iterable[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Return the positional and keyword arguments of a call, including those of a `functools.partial`."""
     positional, named = list(arguments), cast("dict[str, Any]", {})
     while hasattr(function, "func") and hasattr(function, "keywords"):
         positional, named = [*function.args, *positional], {**function.keywords, **named}
         function = function.func
-    return [positional, named] if named else positional
+    return positional, named
+
+
+def _arguments_text(function: Any, arguments: Iterable[Any]) -> Json:
+    positional, named = all_arguments(function, arguments)
+    return step_results.digest_text([positional, named] if named else positional)
 
 
 def _check_name(name: object) -> None:

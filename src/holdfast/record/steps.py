@@ -26,6 +26,7 @@ from holdfast.record.probes import LIMIT_SECONDS, Done, NotDone, Probe, ProbeAns
 from holdfast.record.retries import Pause, Retry
 from holdfast.record.step_requests import StepPolicy, StepRequest
 from holdfast.record.threads import RunThreads, ThreadedCall
+from holdfast.record.undo import Undo, UndoFunction, find_undo, undo_record
 from holdfast.record.waits import Wait
 from holdfast.store import Store
 from holdfast.types import Effect, NewEvent
@@ -53,6 +54,8 @@ class Steps:
     """The entries of steps that run again, each as a new entry."""
     renewed: Mapping[str, str] = field(default_factory=dict[str, str])
     """The retries that repeat completed steps, by position. A repeat is a new request with its own idempotency key."""
+    undos: Mapping[str, Undo] = field(default_factory=dict[str, Undo])
+    """The functions of the agent that undo steps."""
     approved: bool = False
     """Whether a person decided to repeat the steps that wait for it."""
     settled: Callable[[], Awaitable[None]] | None = None
@@ -138,6 +141,8 @@ class Steps:
     async def run(self, request: StepRequest) -> Any:
         """Run a step, or return its recorded result."""
         request = self._placed(request)
+        if request.undo is not None:
+            self.buffer.keep_undoable()
         known = self._recorded.pop(request.entry, None)
         if known is None:
             if request.entry == request.ref[1]:  # else it is on record, as one that failed
@@ -268,15 +273,7 @@ class Steps:
 
     async def _attempt(self, request: StepRequest, known: Effect | None) -> Any:
         """Run the step until it succeeds, fails, or may not be tried again. Continue after a pause that a crash interrupted."""
-        effect = known or Effect(
-            run_id=request.ref[0],
-            call_id=request.entry,
-            tool=request.name,
-            step=self.step,
-            arguments_digest=request.digest,
-            idempotency_key=self._key(request.ref[1]),
-            attempts=0,
-        )
+        effect = known or request.first_effect(self.step, self._key(request.ref[1]))
         pause = Pause.of(effect)
         while True:
             if pause is not None:
@@ -286,7 +283,9 @@ class Steps:
             waiting = partial(self.buffer.waiting_for_thread, request.name, request.entry)
             async with self.threads.call(request.ref, waiting) as call:
                 try:
-                    started = self.event("step_started", request.facts(attempt=effect.attempts))
+                    started = self.event(
+                        "step_started", request.facts(attempt=effect.attempts, **request.undo_facts())
+                    )
                     await self.buffer.write_effects([effect], started)
                     value = await _called(request, call, self.threads)
                 except BaseException as error:
@@ -377,6 +376,7 @@ async def step(
     probe: Probe | None = None,
     probe_timeout: float = ...,
     retry: Retry | None = None,
+    undo: UndoFunction | str | None = None,
 ) -> T: ...
 @overload
 async def step(
@@ -387,6 +387,7 @@ async def step(
     probe: Probe | None = None,
     probe_timeout: float = ...,
     retry: Retry | None = None,
+    undo: UndoFunction | str | None = None,
 ) -> T: ...
 async def step(
     name: str,
@@ -396,6 +397,7 @@ async def step(
     probe: Probe | None = None,
     probe_timeout: float = LIMIT_SECONDS,
     retry: Retry | None = None,
+    undo: UndoFunction | str | None = None,
 ) -> Any:
     """Run `function(*arguments)` as a step of the tool call or turn that calls this, and return its result.
 
@@ -404,7 +406,8 @@ async def step(
     again, `report` raises `OutcomeUnknown`, and `ask` waits for a person's decision. A synchronous function runs in a thread.
 
     The result must be data: JSON, or a value of the function's declared return type. If the function raises, the step fails with
-    `StepError`, and the failure is recorded. `retry` lists the errors after which the step is tried again.
+    `StepError`, and the failure is recorded. `retry` lists the errors after which the step is tried again. `undo` is the function that
+    undoes the step, or its name. It must be registered with the agent: it runs only if the effects of the turn are undone.
 
     Raises `BadInput` outside a tool with `recovery="steps"` and outside a plain agent's turn, and `StepsDiffer` if the steps or
     their arguments differ from the record.
@@ -413,6 +416,9 @@ async def step(
     request = StepRequest.checked(
         name, function, arguments, recovery=recovery, probe=probe, probe_timeout=probe_timeout, retry=retry
     )
+    if undo is not None:
+        registered = find_undo(undo, steps.undos, name)
+        request = replace(request, undo=undo_record(registered, function, arguments))
     return await steps.run(request)
 
 

@@ -25,6 +25,7 @@ from holdfast.record.probes import LIMIT_SECONDS, Done, NotDone, Probe, Unsettle
 from holdfast.record.run_host import RunHost
 from holdfast.record.steps import StepApproval, Steps, outside
 from holdfast.record.threads import RunThreads
+from holdfast.record.undo import Undo
 from holdfast.record.waits import Waiting
 from holdfast.store import Store
 from holdfast.types import Effect, NewEvent
@@ -45,6 +46,8 @@ class ToolExecution:
     threads: RunThreads
     unapproved: set[str]
     """The calls that must not look approved to their tools: they run again because they waited."""
+    undos: Mapping[str, Undo]
+    """The functions of the agent that undo steps."""
 
     async def run(self, tool_def: ToolDefinition, handler: Any) -> Any:
         """Run the tool, unless the outcome of the call is recorded and does not allow that."""
@@ -162,6 +165,7 @@ class ToolExecution:
             offloader=self.offloader,
             threads=self.threads,
             step=self.ctx.run_step,
+            undos=self.undos,
             approved=self.ctx.tool_call_approved,
             settled=settled,
         )

@@ -48,7 +48,7 @@ _BLOB: Final = Table(
     ),
 )
 """A reference is archived together with its content."""
-_REFERRING: Final = {"messages": "body", "effects": "result"}
+_REFERRING: Final = {"messages": ("body",), "effects": ("result", "undo")}
 """The columns with references to media. An archive must include all media that it refers to, or it could reveal media of others."""
 
 
@@ -290,12 +290,11 @@ class _ArchiveReader:
             self._session = row
         if table is _BLOB:
             self._open_blob(row)
-        elif name in _REFERRING:
-            text: str | None = row[_REFERRING[name]]
+        for column in _REFERRING.get(name, ()):
+            text: str | None = row[column]
             if text is not None and not _is_readable(text):
-                raise BadArchive(
-                    problem=f"the {_REFERRING[name]} of {name} is not valid JSON, or has too many values or parts"
-                )
+                problem = f"the {column} of {name} is not valid JSON, or has too many values or parts"
+                raise BadArchive(problem=problem)
             self._referred.update(walker.digests([text]))
         return ArchiveRow(name, row)
 

@@ -12,7 +12,7 @@ their results. Code outside steps must be harmless to repeat.
 """
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from inspect import iscoroutinefunction
@@ -30,6 +30,7 @@ from holdfast.jsontext import strict_json
 from holdfast.record import ledger
 from holdfast.record.deadlines import Deadline
 from holdfast.record.steps import step
+from holdfast.record.undo import AnyUndo, OnFailure, Undo, check_undo_options, undos_by_name
 from holdfast.record.wait_requests import signal, sleep, sleep_until
 from holdfast.runtime.attachment import Attachment
 from holdfast.runtime.context import SessionContext, current_session
@@ -129,10 +130,20 @@ class FunctionAgent:
     function: Function
     run_timeout: float | None = None
     attached: bool | Attachment = False
+    undo: Sequence[AnyUndo] = ()
+    on_failure: OnFailure | None = None
+
+    def __post_init__(self) -> None:
+        check_undo_options(self.undo, self.on_failure)
+
+    @property
+    def undos(self) -> Mapping[str, Undo]:
+        """The functions that undo its steps, by name."""
+        return undos_by_name(self.undo)
 
     async def prepare(self, start: TurnStart) -> Awaitable[Any]:
         """Return the code that runs the function for one turn."""
-        return FunctionRun(lambda run: self.function(Turn(run)), start).run()
+        return FunctionRun(lambda run: self.function(Turn(run)), start, self.undos).run()
 
     async def compact(
         self, session: Session, messages: list[ModelMessage]
@@ -150,17 +161,30 @@ class FunctionAgent:
 
 
 def agent(
-    name: str, *, run_timeout: float | None = None, attached: bool | Attachment = False
+    name: str,
+    *,
+    run_timeout: float | None = None,
+    attached: bool | Attachment = False,
+    undo: Sequence[AnyUndo] = (),
+    on_failure: OnFailure | None = None,
 ) -> Callable[[Function], FunctionAgent]:
     """Turn an async function that takes a `Turn` into an agent.
 
     `run_timeout` limits the duration of a run, in seconds. With `attached`, turns of sessions created over HTTP are handed over
-    or interrupted when no client watches them.
+    or interrupted when no client watches them. `undo` lists the functions that undo steps; with `on_failure="undo"` they run when a turn
+    fails or is interrupted.
     """
 
     def make(function: Function) -> FunctionAgent:
         if not iscoroutinefunction(function):
             raise BadInput(problem=f"the agent {name!r} must be an async function")
-        return FunctionAgent(name=name, function=function, run_timeout=run_timeout, attached=attached)
+        return FunctionAgent(
+            name=name,
+            function=function,
+            run_timeout=run_timeout,
+            attached=attached,
+            undo=undo,
+            on_failure=on_failure,
+        )
 
     return make

@@ -30,6 +30,7 @@ from holdfast.record.offloader import MediaOffloader
 from holdfast.record.open_calls import pending_calls, without_pending_calls
 from holdfast.record.steps import Steps, Suspended
 from holdfast.record.threads import RunThreads
+from holdfast.record.undo import Undo
 from holdfast.runtime.drafts import Drafts
 from holdfast.runtime.function_retry import ENTRY, TurnRetry
 from holdfast.runtime.runner import TurnStart
@@ -66,6 +67,7 @@ class FunctionRun:
 
     function: Callable[["FunctionRun"], Awaitable[Any]]
     start: TurnStart
+    undos: Mapping[str, Undo]
     run_id: str = field(default_factory=new_id)
     before: list[ModelMessage] = field(default_factory=list[ModelMessage])
     """The history up to the message of this turn."""
@@ -130,6 +132,7 @@ class FunctionRun:
                 threads=RunThreads(),
                 redone=redone,
                 renewed=renewed,
+                undos=self.undos,
                 settled=host.settled,
                 check=self.check_open,
                 decide=self._decide,

@@ -32,6 +32,7 @@ from holdfast.runtime.delivery import deliver
 from holdfast.runtime.leased_session import LeasedSession
 from holdfast.runtime.payloads import parse_payload
 from holdfast.runtime.runner import Runner
+from holdfast.runtime.undo_request import INTERRUPTED, undo_first, undo_reason, undone_run
 from holdfast.types import SUSPENDED, Batch, Checkpoint, NewEvent, Record, Submission, SubmissionChange
 
 _MOST_SIGNALS = 1000
@@ -48,14 +49,20 @@ async def approval(session: LeasedSession, submission: Submission) -> Batch:
     answers = parse_answers(parse_payload(submission))
     waiting = await waiting_turn(session.store, session.id)
     point = ResumePoint(messages=[])
+    undoes = False
     if waiting is not None and waiting.run_id is not None:
-        point = await find_resume_point(session.store, session.id, waiting.run_id)
+        run = await session.store.run(waiting.run_id)
+        undoes = undone_run(run) is not None
+        point = ResumePoint(messages=[], chain=[run])
+        if not undoes:
+            point = await find_resume_point(session.store, session.id, run.id)
     questions = await read_questions(session.store, session.id, point.chain)
-    delegated = {key: question for key, question in questions.asked.items() if question.get("origin")}
+    # Questions that are not calls of the history: those of delegates, and those about the undo of a step.
+    apart = {key: question for key, question in questions.asked.items() if undoes or question.get("origin")}
     tools = {call.tool_call_id: call.tool_name for call in pending_calls(point.messages)}
     digests = {
         **{call.tool_call_id: ledger.digest(call.args_as_dict()) for call in pending_calls(point.messages)},
-        **{call_id: question["digest"] for call_id, question in delegated.items()},
+        **{call_id: question["digest"] for call_id, question in apart.items()},
     }
     answers = [
         answer
@@ -79,7 +86,7 @@ async def approval(session: LeasedSession, submission: Submission) -> Batch:
     events = [NewEvent(kind=ANSWERED, run_id=waiting.run_id, payload=answer.as_json()) for answer in new]
     effects = await pending_effects(session.store, session.id, point.messages)
     own = {key for key, effect in effects.items() if effect is None or Wait.of(effect) is None}
-    if (own | delegated.keys()) - set(given) - {answer.call_id for answer in new}:
+    if (own | apart.keys()) - set(given) - {answer.call_id for answer in new}:
         return Batch(events=events)
     return Batch(events=events, submissions=[requeued(waiting)], status="idle")
 
@@ -111,7 +118,7 @@ def _new_answers(
         tool = tools.get(answer.call_id)
         if answer.arguments is not None and not (tool and runner.allows_edits(tool)):
             raise Conflict(
-                problem=f"the arguments of {tool or 'a delegate'} cannot be edited, because the tool does not allow it"
+                problem=f"the arguments of {tool or 'this call'} cannot be edited, because the tool does not allow it"
             )
         if before is None:
             new.append(answer)
@@ -141,10 +148,18 @@ async def interrupt(session: LeasedSession, submission: Submission) -> Batch:
         batch.submissions = [SubmissionChange(id=turn.id, state="failed", reason="interrupted")]
         if turn.run_id is not None:
             run = await session.store.run(turn.run_id)
+            if undone_run(run) is not None and turn.state == "queued":
+                return Batch()  # the turn has ended, and its undo is interrupted when it runs
             batch.runs = [replace(run, status="interrupted", error="interrupted")]
             streamed = await partial_response(session.store, session.id, run.id)
             batch.events = [*streamed, NewEvent(kind="run_interrupted", run_id=run.id)]
             batch.drafts_done = [run.id]
+            if await session.undoable_turn(turn) is not None:
+                undo_first(batch, turn.id, run, "interrupted")
+            elif (reason := undo_reason(run)) is not None:
+                batch.status, batch.error = "failed", f"{reason}; {INTERRUPTED}"
+                change = replace(batch.submissions[0], reason=batch.error, run_id=undone_run(run))
+                batch.submissions = [change]
     return batch
 
 

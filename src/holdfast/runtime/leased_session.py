@@ -1,15 +1,26 @@
 """A session whose lease a worker holds, as needed to process its submissions."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from holdfast.errors import Conflict
+from holdfast.errors import Conflict, NotFound
 from holdfast.record.offloader import MediaOffloader
 from holdfast.runtime.runner import Runner
+from holdfast.runtime.undo_request import left, plan_of_turn, undo_first, undone_run
 from holdfast.store import Store
-from holdfast.types import TURNS, Batch, Lease, Session, Submission, SubmissionChange
+from holdfast.types import (
+    TURNS,
+    UNDO_EFFECTS,
+    Batch,
+    Lease,
+    Run,
+    Session,
+    Submission,
+    SubmissionChange,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +69,28 @@ class LeasedSession:
         A retry without a run was refused: the session still shows the outcome of the turn before it.
         """
         batch = Batch()
-        if submission.kind == "message" or (submission.kind in TURNS and (run_id or submission.run_id)):
+        begun = submission.kind in {*TURNS, UNDO_EFFECTS} and (run_id or submission.run_id)
+        if submission.kind == "message" or begun:
             failed = reason != "interrupted"
             batch = Batch(status="failed", error=_storable(reason)) if failed else Batch(status="idle")
-        await self.end(submission, "failed", reason, batch=batch, run_id=run_id)
+        turn = await self.undoable_turn(submission, run_id)
+        if turn is None:
+            await self.end(submission, "failed", reason, batch=batch, run_id=run_id)
+            return
+        undo_first(batch, submission.id, turn, _storable(reason))
+        await self.store.write(self.lease, batch)
+
+    async def undoable_turn(self, turn: Submission, run_id: str | None = None) -> Run | None:
+        """Return the last run of a turn that fails if its effects are undone before its submission ends: if its agent declares that, and it has any."""
+        runner = self.agents.get((await self.read()).agent)
+        if turn.kind not in TURNS or runner is None or runner.on_failure is None:
+            return None
+        for begun in filter(None, (run_id, turn.run_id)):
+            with suppress(NotFound):  # it was stopped before its start was written
+                run = await self.store.run(begun)
+                is_turn = undone_run(run) is None
+                return run if is_turn and left(await plan_of_turn(self.store, self.id, run.id)) else None
+        return None
 
 
 def _storable(text: str) -> str:

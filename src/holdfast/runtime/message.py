@@ -13,6 +13,7 @@ from holdfast.runtime.leased_session import LeasedSession
 from holdfast.runtime.payloads import check_retriable, parse_content, parse_payload, step_to_repeat
 from holdfast.runtime.runner import TurnStart
 from holdfast.runtime.turn import Steered, WorkerTurn
+from holdfast.runtime.undo_request import last_run, left, plan_of_turn
 from holdfast.runtime.waiting_turn import WaitingTurn
 from holdfast.types import Session, Submission
 
@@ -42,6 +43,7 @@ async def prepare_turn(
         point = await find_resume_point(leased.store, leased.id, run_id)
     if submission.kind == "retry" and submission.run_id is None:
         await _check_unchanged(leased, message, point)
+        await _check_undone(leased, message, point)
     questions = await read_questions(leased.store, leased.id, point.chain)
     if point.chain and point.chain[0].status == "waiting" and questions.open:
         origin = ledger.origin(point.messages, point.chain[0].id)
@@ -59,11 +61,14 @@ async def prepare_turn(
         recorded=point.recorded,
         last=last,
         limit=runner.run_timeout,
+        undo_on_failure=runner.on_failure is not None,
         attached=attachment(session.metadata, leased.store.settings.attached_grace_seconds),
         asked=questions.open,
     )
     if point.chain:
         turn.continue_run(point.chain[0])
+        if turn.undo_on_failure:
+            turn.undoable = bool(left(await plan_of_turn(leased.store, leased.id, point.chain[0].id)))
         if turn.recovered and submission.attempts > 1:
             turn.exclude_attempt = await _is_blameless(leased, point)
     start = TurnStart(
@@ -86,7 +91,8 @@ async def _origin(leased: LeasedSession, submission: Submission) -> tuple[Submis
         if message.session_id != leased.id:
             raise NotFound(what="submission", id=message.id)  # as if it did not exist
         check_retriable(message, from_step)
-        run_id = run_id or message.run_id
+        if run_id is None and (run := await last_run(leased.store, message)) is not None:
+            run_id = run.id
     return message, run_id
 
 
@@ -99,6 +105,15 @@ async def _check_unchanged(leased: LeasedSession, message: Submission, point: Re
     if runs & {run.id for run in await continued_runs(leased.store, latest.run_id)}:
         problem = "another retry has continued it; retry the last turn of the session if that failed"
     raise TurnNotRetriable(submission_id=message.id, problem=problem)
+
+
+async def _check_undone(leased: LeasedSession, message: Submission, point: ResumePoint) -> None:
+    """Raise `TurnNotRetriable` if the undo of the effects of a turn has stopped: it is not known which of its steps still count."""
+    plan = await plan_of_turn(leased.store, leased.id, point.chain[0].id) if point.chain else []
+    for item in plan:
+        if item.has_stopped:
+            problem = f"the undo of its effects has stopped at step {item.step.call_id}; undo its effects again first"
+            raise TurnNotRetriable(submission_id=message.id, problem=problem)
 
 
 async def _is_blameless(leased: LeasedSession, point: ResumePoint) -> bool:

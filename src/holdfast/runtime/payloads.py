@@ -77,6 +77,21 @@ def check_retriable(submission: Submission, from_step: str | None = None) -> Non
         raise TurnNotRetriable(submission_id=submission.id, problem=problem)
 
 
+async def check_undo(store: "Store", session_id: str, submission_id: str) -> Submission:
+    """Return the submission of a turn whose effects can be undone. Raises `NotFound` and `Conflict`."""
+    turn = await store.submission(submission_id)
+    if turn.session_id != session_id:
+        raise NotFound(what="submission", id=submission_id)  # as if it did not exist
+    if turn.kind not in TURNS:
+        raise Conflict(problem=f"submission {turn.id} is not a turn, but {turn.kind!r}")
+    if turn.ended_at is None:
+        problem = (
+            f"turn {turn.id} is {turn.state}. Interrupt it, or wait until it has ended, then undo its effects"
+        )
+        raise Conflict(problem=problem)
+    return turn
+
+
 def step_to_repeat(submission: Submission) -> str | None:
     """Return the step that a retry starts from; None if it only continues."""
     return parse_payload(submission).get("from_step") if submission.kind == "retry" else None

@@ -11,17 +11,19 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 from pydantic_ai.models import Model
 from pydantic_ai.models.function import FunctionModel
 
-from holdfast.errors import BadInput, Conflict
+from holdfast.errors import BadInput, Conflict, TurnNotRetriable
 from holdfast.jsontext import lenient_json
 from holdfast.record.answered_calls import deferred_results
 from holdfast.record.capability import Holdfast, response_facts
 from holdfast.record.ledger import Policy, ended_calls
 from holdfast.record.probes import Probe
 from holdfast.record.recovery import check_tools
+from holdfast.record.undo import AnyUndo, OnFailure, Undo, check_undo_options, undos_by_name
 from holdfast.runtime.attachment import Attachment
 from holdfast.runtime.drafts import Drafting
 from holdfast.runtime.payloads import step_to_repeat
 from holdfast.runtime.runner import TurnStart
+from holdfast.runtime.undo_request import plan_of_turn
 from holdfast.types import NewEvent, Session
 
 _PROMPT = "Summarize this conversation for yourself: goals, decisions, facts, open points. Be brief."
@@ -35,7 +37,8 @@ class AgentSetup:
 
     `deps` creates the dependencies of a session. A session whose metadata names one of `models` runs on that model. `run_timeout`
     limits the duration of a run, in seconds; for single tools, use Pydantic AI's `tool_timeout`. `policies` and `probes` are
-    those of the `Holdfast` capability. `compactor` shortens a history; by default the session's model writes a summary. With
+    those of the `Holdfast` capability. `undo` lists the functions that undo steps; with `on_failure="undo"` they run when a turn fails or is
+    interrupted. `compactor` shortens a history; by default the session's model writes a summary. With
     `attached`, turns of sessions created over HTTP are handed over or interrupted when no client watches them, unless the
     session's metadata has its own `attached`.
     """
@@ -46,10 +49,20 @@ class AgentSetup:
     models: Mapping[str, Model | str] = field(default_factory=dict[str, Model | str])
     policies: Mapping[str, Policy] = field(default_factory=dict[str, Policy])
     probes: Mapping[str, Probe] = field(default_factory=dict[str, Probe])
+    undo: Sequence[AnyUndo] = ()
+    on_failure: OnFailure | None = None
     run_timeout: float | None = None
     streaming: bool = True
     compactor: Compactor | None = None
     attached: bool | Attachment = False
+
+    def __post_init__(self) -> None:
+        check_undo_options(self.undo, self.on_failure)
+
+    @property
+    def undos(self) -> Mapping[str, Undo]:
+        """The functions that undo its steps, by name."""
+        return undos_by_name(self.undo)
 
     async def make_deps(self, session: Session) -> Any:
         """Return the dependencies of a session."""
@@ -76,6 +89,8 @@ class AgentSetup:
                 problem="only a turn of a plain agent can be retried from a step; rewind the session instead"
             )
         results = None
+        if start.host.submission.kind == "retry" and point.begun:
+            await _refuse_undone(start)
         if point.begun:
             check_tools(self.agent, point.messages)
             denied = [answer.call_id for answer in start.answers.values() if not answer.approved]
@@ -91,6 +106,7 @@ class AgentSetup:
             metadata={"resumes": point.chain[0].id} if point.chain else {},
             policies=self.policies,
             probes=self.probes,
+            undo=self.undo,
             host=start.host,
         )
         model = self.model_of(session)
@@ -134,6 +150,14 @@ class AgentSetup:
         """Return whether the model's response can be streamed. A FunctionModel without a stream function cannot."""
         used = model or self.agent.model
         return self.streaming and not (isinstance(used, FunctionModel) and used.stream_function is None)
+
+
+async def _refuse_undone(start: TurnStart) -> None:
+    """Raise `TurnNotRetriable` if effects of the turn were undone: its history has their results, and the model would rely on them."""
+    plan = await plan_of_turn(start.store, start.session.id, start.point.chain[0].id)
+    if any(item.is_undone for item in plan):
+        problem = "its effects were undone, but its history has their results. Send the message again"
+        raise TurnNotRetriable(submission_id=start.host.submission.id, problem=problem)
 
 
 def _output_type(agent: Agent[Any, Any]) -> Any:

@@ -11,6 +11,7 @@ from pydantic_ai.messages import ModelMessage, UserContent
 
 from holdfast.questions import ApprovalAnswer
 from holdfast.record.resume_point import ResumePoint
+from holdfast.record.undo import OnFailure, Undo
 from holdfast.runtime.attachment import Attachment
 from holdfast.runtime.turn import WorkerTurn
 from holdfast.store import Store
@@ -43,6 +44,16 @@ class Runner(Protocol):
     @property
     def attached(self) -> bool | Attachment:
         """Whether sessions created over HTTP are attached to their watchers."""
+        ...
+
+    @property
+    def undos(self) -> Mapping[str, Undo]:
+        """The functions that undo its steps, by name."""
+        ...
+
+    @property
+    def on_failure(self) -> OnFailure | None:
+        """What happens when a turn fails or is interrupted."""
         ...
 
     async def prepare(self, start: TurnStart) -> Awaitable[Any]:

@@ -26,6 +26,7 @@ from holdfast.runtime.leased_session import LeasedSession
 from holdfast.runtime.message import prepare_turn
 from holdfast.runtime.runner import Runner
 from holdfast.runtime.turn import Stop, WorkerTurn
+from holdfast.runtime.undo import is_undo, prepare_undo
 from holdfast.runtime.urgent_submissions import POLL_SECONDS, UrgentSubmissions
 from holdfast.store import Store
 from holdfast.tasks import end
@@ -33,6 +34,7 @@ from holdfast.tracing import TURN, span
 from holdfast.types import (
     SUSPENDED,
     TURNS,
+    UNDO_EFFECTS,
     Batch,
     NewEvent,
     Run,
@@ -143,6 +145,8 @@ class SessionRunner:
                 self._histories.turn(self._work.session.owner),
                 span(f"holdfast {submission.kind}", TURN, within=submission.trace, **facts),
             ):
+                if submission.kind == UNDO_EFFECTS or await is_undo(self._leased, submission):
+                    return await self._undo(submission)
                 if submission.kind in TURNS:
                     return await self._message(submission, session or await self._leased.read())
                 await self._command(submission)
@@ -209,6 +213,19 @@ class SessionRunner:
             await self._leased.fail(submission, text, run_id=turn.run_id)
         return False
 
+    async def _undo(self, submission: Submission) -> bool:
+        """Undo the effects of a turn and return whether that waits for a person."""
+        session = await self._leased.read()
+        prepared = await prepare_undo(self._leased, session, submission)
+        if prepared is None:
+            await self._leased.end(submission, "done")
+            return False
+        turn, running = prepared
+        error = _error_of(await self._attend(turn, session, running))
+        if not turn.ended and not await self._gave_up(turn, turn.failed or error):
+            await self._leased.fail(submission, f"{type(error).__name__}: {error}", run_id=submission.run_id)
+        return turn.waits
+
     async def _command(self, submission: Submission) -> None:
         """Process any submission that is not a turn."""
         if submission.kind == "compact":
@@ -217,7 +234,7 @@ class SessionRunner:
         handle = HANDLERS.get(submission.kind)
         if handle is None:
             raise BadInput(
-                problem=f"unknown submission kind {submission.kind!r}; use one of {', '.join(sorted([*TURNS, 'compact', *HANDLERS]))}"
+                problem=f"unknown submission kind {submission.kind!r}; use one of {', '.join(sorted([*TURNS, UNDO_EFFECTS, 'compact', *HANDLERS]))}"
             )
         await self._leased.end(submission, "done", batch=await handle(self._leased, submission))
         if submission.kind == "shutdown":
@@ -324,9 +341,9 @@ class SessionRunner:
 
 
 def _after_attempt(submission: Submission) -> Status | None:
-    """Return the status after an attempt that did not end its submission. Only a turn changes it, and only if it is not refused."""
-    begun = submission.kind == "message" or submission.run_id is not None
-    return "idle" if submission.kind in TURNS and begun else None
+    """Return the status after an attempt that did not end its submission. Only a turn or an undo changes it, and only if it is not refused."""
+    begun = submission.kind in {"message", UNDO_EFFECTS} or submission.run_id is not None
+    return "idle" if submission.kind in {*TURNS, UNDO_EFFECTS} and begun else None
 
 
 def _error_of(task: asyncio.Task[Any]) -> BaseException | None:

@@ -51,10 +51,7 @@ async def settle_effect(
             recorded = ledger.returned(ToolReturnPart(effect.tool, result, call_id))
         state = "completed" if error is None else "failed"
         settled = replace(effect, state=state, result=recorded, error=error)
-        what, name = ("step", "name") if ledger.is_step(effect) else ("tool_call", "tool")
-        kind = f"{what}_{state}"
-        payload = json.dumps({name: settled.tool, "call_id": call_id, "manual": True, "actor": actor})
-        event = NewEvent(kind=kind, run_id=run_id, payload=payload)
+        event = _settled_event(settled, actor)
         batch = Batch(effects=[settled], events=[event])
         if ledger.waits_for(effect) == "again":
             await _answer_question(store, effect, batch, actor)
@@ -63,6 +60,16 @@ async def settle_effect(
         await store.audit(actor=actor, action="settle effect", session_id=run.session_id, detail=detail)
         await MediaOffloader(store, media).write(batch, partial(store.write, lease))
     return (await store.effects(run.session_id, run_id=run_id, call_id=call_id)).items[0]
+
+
+def _settled_event(settled: Effect, actor: str) -> NewEvent:
+    what, name = ("step", "name") if ledger.is_step(settled) else ("tool_call", "tool")
+    kind, facts = f"{what}_{settled.state}", {name: settled.tool, "call_id": settled.call_id}
+    if (step := settled.undoes) is not None:
+        kind = "effect_undone" if settled.state == "completed" else "undo_failed"
+        facts["undoes"] = step
+    payload = json.dumps({**facts, "manual": True, "actor": actor})
+    return NewEvent(kind=kind, run_id=settled.run_id, payload=payload)
 
 
 async def _answer_question(store: Store, effect: Effect, batch: Batch, actor: str) -> None:

@@ -16,6 +16,7 @@ from holdfast.errors import StoreError
 from holdfast.jsontext import lenient_json
 from holdfast.record.run_host import CANCELLATIONS, Failure, RunHost, RunStart
 from holdfast.runtime.attachment import Attachment
+from holdfast.runtime.undo_request import undo_first
 from holdfast.types import Batch, Checkpoint, Lease, NewEvent, Run, Submission, SubmissionChange
 
 Stop: TypeAlias = Literal["interrupt", "handover", "lost", "timeout"]
@@ -67,6 +68,10 @@ class WorkerTurn(RunHost):
     """How many seconds the run may take."""
     attached: Attachment | None = None
     """How long the turn may run without a watcher."""
+    undo_on_failure: bool = False
+    """Whether the effects of the turn are undone if it fails or is interrupted."""
+    undoable: bool = False
+    """Whether a step of the turn can be undone."""
     draining: bool = False
     """Hand over at the next settled point."""
     stop: Stop | None = None
@@ -203,6 +208,8 @@ class WorkerTurn(RunHost):
             change = SubmissionChange(id=self.submission.id, state="failed", reason=reason, run_id=run.id)
             batch.submissions = [change]
             batch.drafts_done = [run.id]
+            if self.undo_on_failure and self.undoable:
+                undo_first(batch, self.submission.id, run, reason or "")
 
     def close(self, run: Run | None, unwritten: Exception | None) -> None:
         """Store whether the end is recorded, and if not, why."""

@@ -175,7 +175,7 @@ class HistoryMethods(Transactions):
             limit=page_limit(limit),
         )
         names = ("run_id", "call_id", "tool", "arguments_digest", "idempotency_key")
-        wanted = bounded(wanted, "result", "error", "summary", "body", *names)
+        wanted = bounded(wanted, "result", "error", "summary", "undo", "body", *names)
         rows = yield from self._of_session(session_id, wanted)
         return to_page(rows, limit, [_effect(row) for row in rows], "started_at", "run_id", "call_id")
 

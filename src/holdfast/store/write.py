@@ -228,6 +228,7 @@ def _effect_row(effect: Effect) -> Row:
         effect.result,
         effect.error,
         effect.summary,
+        effect.undo,
         *(effect.message or _NOWHERE),
         effect.attempts,
     )

@@ -89,6 +89,7 @@ export const answer = (id, given) => post(`${session(id)}/approvals`, given);
 export const fork = (id, place) => post(`${session(id)}/fork`, place);
 export const rewind = (id, place) => post(`${session(id)}/rewind`, place);
 export const retry = (id, submission) => post(`${session(id)}/retry`, { submission_id: submission });
+export const undoEffects = (id, submission) => post(`${session(id)}/undo-effects`, { submission_id: submission });
 export const submit = (id, facts) => post(`${session(id)}/submissions`, facts);
 // The failed submissions; with `payloads`, including their payloads.
 export const failures = async (id, payloads = false) => {

@@ -31,6 +31,8 @@ export class Journal {
     this.forks = [];
     this.failures = new Map(); // submission id -> why it failed
     this.retriable = null; // the submission of the last turn, if it failed and nothing has continued the session since
+    this.undoable = new Set(); // the steps of the last turn that have an undo and are not undone
+    this._steps = []; // every step with its run and its owner
     this._retriableBefore = null; // the same before the turn that is running
     this._calls = new Map(); // call id -> the last call that had it
     this._path = []; // the items of each message of the current history
@@ -62,6 +64,7 @@ export class Journal {
         if (this._isTurn(payload)) {
           this._retriableBefore = this.retriable;
           this.retriable = null;
+          if (this._kinds.get(payload.submission_id) === "message" && payload.attempt === 1 && !event.run_id) this.undoable.clear();
         }
         break;
       case "submission_failed":
@@ -101,6 +104,11 @@ export class Journal {
       case "probe_answered":
         this._step(event, payload);
         break;
+      case "undo_started":
+      case "effect_undone":
+      case "undo_failed":
+        this._undo(event, payload);
+        break;
       case "approval_requested":
         this._ran(event, "waiting");
         for (const call of payload.calls ?? []) this._waits(call.call_id);
@@ -114,13 +122,16 @@ export class Journal {
         break;
       case "run_completed":
         this._ran(event, "done");
+        if (this.runs.get(event.run_id)?.undoes) this._mark(event, "note", "The effects of the turn were undone.");
         break;
       case "run_failed":
         this._ran(event, "failed");
+        this._leaveUndo(event);
         this._mark(event, "bad", `The run failed: ${payload.error ?? "no reason was given"}`);
         break;
       case "run_interrupted":
         this._ran(event, "interrupted");
+        this._leaveUndo(event);
         this._mark(event, "note", "Interrupted.");
         break;
       case "recovered":
@@ -183,7 +194,7 @@ export class Journal {
 
   _runStarted(event, payload) {
     for (const run of this.runs.values()) if (run.status === "waiting") run.status = "done"; // this run continues it
-    const run = { id: event.run_id, agent: payload.agent ?? "", parent: payload.parent ?? null };
+    const run = { id: event.run_id, agent: payload.agent ?? "", parent: payload.parent ?? null, undoes: payload.undoes ?? null };
     this.runs.set(event.run_id, { ...run, at: event.at, ended: null, status: "running", spans: [] });
     if (event.message) {
       const items = this._request(event, event.message);
@@ -336,7 +347,11 @@ export class Journal {
     if (!owner) return;
     const steps = call ? (call.steps ??= new Map()) : owner.item.steps;
     const step = steps.get(entry) ?? { entry, name: payload.name, state: "running", depth: entry.split("/").length - 2, attempt: 1 };
+    if (!steps.has(entry)) this._steps.push({ entry, run: event.run_id, step, owner });
     steps.set(entry, step);
+    if (payload.undo) step.undo = payload.undo;
+    if (event.kind === "step_failed" && !payload.retry_at) this.undoable.delete(entry);
+    else if (step.undo) this.undoable.add(entry);
     if (event.kind === "step_started") {
       Object.assign(step, { state: "running", started: event.at, ended: null, attempt: payload.attempt ?? 1 });
       if (!call) this._open(event, "tool", payload.name, entry);
@@ -349,6 +364,30 @@ export class Journal {
       if (!call) this._close(event, "tool", state, payload.name, entry);
     }
     owner.item.version++;
+  }
+
+  // The undo of a step. It belongs to the turn whose last run its own run names.
+  _undo(event, payload) {
+    const runs = [...this.runs.keys()];
+    const undoes = this.runs.get(event.run_id)?.undoes;
+    const last = undoes ? runs.indexOf(undoes) : runs.length;
+    const found = this._steps.findLast(({ entry, run }) => entry === payload.undoes && runs.indexOf(run) <= last);
+    if (event.kind === "effect_undone") this.undoable.delete(payload.undoes);
+    if (!found) return;
+    const { step, owner } = found;
+    if (event.kind === "undo_started") step.state = "undoing";
+    else step.state = event.kind === "effect_undone" ? "undone" : payload.retry_at ? "undoing" : "undo failed";
+    step.error = payload.error ?? null;
+    owner.item.version++;
+  }
+
+  _leaveUndo(event) {
+    if (!this.runs.get(event.run_id)?.undoes) return;
+    for (const { step, owner } of this._steps) {
+      if (step.state !== "undoing") continue;
+      step.state = "undo unknown";
+      owner.item.version++;
+    }
   }
 
   _waits(id) {
@@ -377,8 +416,8 @@ export class Journal {
   _failed(event, payload) {
     const reason = payload.reason ?? payload.state;
     this.failures.set(payload.submission_id, reason);
-    const last = this.items.at(-1);
-    if (reason === "interrupted" || (last?.kind === "run_failed" && last.run === event.run_id)) return;
+    const shown = this.items.some((item) => item.kind === "run_failed" && item.run === event.run_id);
+    if (reason === "interrupted" || shown) return;
     const kind = this._kinds.get(payload.submission_id) ?? "submission";
     if (kind === "approval") {
       this._mark(event, "note", `An answer was rejected: ${plainly(reason)}`); // its card shows the form again

@@ -18,6 +18,7 @@ const HINTS = {
   background: "The turn continues on a worker when you close this page.",
   undo: "Goes back to before your last message. All events are kept.",
   retry: "Continues the turn that failed or was stopped. What is recorded of it is not done again.",
+  undoEffects: "Undoes what the steps of this turn did, the last one first. The conversation stays as it is.",
   dismiss: "Marks the session as idle. The conversation keeps the failure.",
   compact: "Replaces the history with a shorter one, so that the model reads less.",
 };
@@ -276,6 +277,7 @@ export function Session({ id, view, call, me, onDetail }) {
           <button type="button" disabled=${status !== "running"} title=${HINTS.background} onClick=${act(api.background, () => setBackground(true))}>Background</button>
           <button type="button" disabled=${busy || closed || !journal.runs.size} title=${HINTS.undo} onClick=${act(api.undo)}>Undo</button>
           ${journal.retriable && html`<button type="button" disabled=${busy || closed} title=${HINTS.retry} onClick=${act((of) => api.retry(of, journal.retriable))}>Retry</button>`}
+          ${journal.retriable && journal.undoable.size > 0 && html`<button type="button" disabled=${busy || closed} title=${HINTS.undoEffects} onClick=${act((of) => api.undoEffects(of, journal.retriable))}>Undo effects</button>`}
           <button type="button" disabled=${busy || closed || !journal.runs.size} title=${HINTS.compact} onClick=${act(api.compact)}>Compact</button>
           ${me.demo && html`<button type="button" class="kill" disabled=${!busy} title="Sends SIGKILL to the worker. Only in the demo." onClick=${act(api.killWorker)}>☠ Kill the worker</button>`}
         </div>

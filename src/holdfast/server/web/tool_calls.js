@@ -10,7 +10,8 @@ function waits(effect) {
   return effect.state === "started" && ["approval", "external", "again"].includes(effect.result?.kind);
 }
 
-function stateOf(effect, journal) {
+function stateOf(effect, journal, undone) {
+  if (undone.has(`${effect.run_id}/${effect.call_id}`)) return "undone";
   if (effect.state === "completed") return "done";
   if (effect.state !== "started") return effect.state;
   if (waits(effect)) return "waiting";
@@ -36,7 +37,9 @@ export function ToolCalls({ id, journal }) {
     const timer = setTimeout(read, 150);
     return () => clearTimeout(timer);
   }, [id, journal.seq]);
-  const entries = (found ?? []).map((effect) => ({ effect, state: stateOf(effect, journal) }));
+  const undos = (found ?? []).filter((effect) => effect.undoes && effect.state === "completed");
+  const undone = new Set(undos.map((effect) => `${effect.run_id}/${effect.undoes}`));
+  const entries = (found ?? []).map((effect) => ({ effect, state: stateOf(effect, journal, undone) }));
   entries.sort((one, other) => (RANK[one.state] ?? 2) - (RANK[other.state] ?? 2));
   return html`<div class="pane"><div class="page">
     ${problem && html`<p class="banner bad" role="alert">${problem}</p>`}

@@ -272,6 +272,7 @@ CREATE TABLE effects (
   result            text,             -- until it moves into the message (segment, position)
   error             text,
   summary           text,
+  undo              text,             -- of a step: the name of the function that undoes it, and the arguments of the step
   segment           bigint,
   position          bigint,
   attempts          bigint NOT NULL,
