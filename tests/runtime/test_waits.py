@@ -16,7 +16,7 @@ from holdfast import Turn, connect
 from holdfast.errors import BadInput, SignalTimeout, TurnFailed
 from holdfast.store import Store
 from holdfast.types import SUSPENDED, Session
-from tests.builders import brief, until
+from tests.builders import until
 from tests.runtime.agents import ended, working
 
 SOON = 1.0
@@ -105,7 +105,7 @@ async def test_a_turn_that_reached_a_wait_has_all_its_attempts_again(store: Stor
     await store.create_session(agent="clerk", owner="ada", id="s")
     sent = await store.submit("s", "message", '{"text": "Hello"}')
     for attempt in range(1, 4):
-        holder = await store.join("killed", ttl=brief(store))
+        holder = await store.join("killed", ttl=2)
         (work,) = await store.next_work(holder)
         assert work.submission is not None
         assert work.submission.attempts == attempt

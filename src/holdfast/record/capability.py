@@ -58,6 +58,7 @@ from holdfast.record.steps import current_steps
 from holdfast.record.threads import RunThreads
 from holdfast.record.tool_execution import ToolExecution, run_event
 from holdfast.record.undo import AnyUndo, undos_by_name
+from holdfast.record.usage import response_facts
 from holdfast.store import Store, open_store
 from holdfast.tracing import mark_span
 from holdfast.types import Run
@@ -497,17 +498,3 @@ def _ended_with(caller: "asyncio.Task[Any] | None") -> Generator[None, None, Non
         yield
     finally:
         caller.remove_done_callback(cancel)
-
-
-def response_facts(response: ModelResponse) -> dict[str, Any]:
-    """Return the facts of a completed model request for its event: the model, the tokens and the price."""
-    usage = response.usage
-    tokens = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
-    return {"model": response.model_name, "usage": tokens, "cost": _cost(response)}
-
-
-def _cost(response: ModelResponse) -> str | None:
-    try:
-        return str(response.cost().total_price)
-    except (LookupError, AssertionError, ValueError):  # no price is known for this model
-        return None

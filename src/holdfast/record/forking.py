@@ -137,6 +137,7 @@ def _effect(session_id: str, effect: Effect, now: int) -> dict[str, Any]:
         "result": effect.result,
         "error": effect.error,
         "summary": effect.summary,
+        "undo": None,  # only the session in which the step ran can undo it
         "segment": None,
         "position": None,
         "attempts": effect.attempts,

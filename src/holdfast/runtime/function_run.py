@@ -99,9 +99,9 @@ class FunctionRun:
     async def run(self) -> Any:
         """Run the function, and record the turn."""
         start, host = self.start, self.start.host
-        session_id = start.session.id
+        session_id, agent = start.session.id, start.session.agent
         mark_span(session_id=session_id, run_id=self.run_id)
-        async with host.enter(session_id, self.run_id, start.session.agent) as entered:
+        async with host.enter(session_id, self.run_id, agent) as entered:
             recorded = await self._retry.steps()
             await self._continue(recorded)
             history = await open_history(start.store, session_id, entered.checkpoint, entered.messages)
@@ -113,7 +113,6 @@ class FunctionRun:
                 metadata |= {"redone": redone, "restarts": self._restarts, "renewed": renewed}
             if start.point.chain:
                 metadata["resumes"] = start.point.chain[0].id
-            agent = start.session.agent
             self._drafts = Drafts(start.store, entered.lease)
             self._buffer = Buffer(
                 start.store,

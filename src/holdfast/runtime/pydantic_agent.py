@@ -14,11 +14,12 @@ from pydantic_ai.models.function import FunctionModel
 from holdfast.errors import BadInput, Conflict, TurnNotRetriable
 from holdfast.jsontext import lenient_json
 from holdfast.record.answered_calls import deferred_results
-from holdfast.record.capability import Holdfast, response_facts
+from holdfast.record.capability import Holdfast
 from holdfast.record.ledger import Policy, ended_calls
 from holdfast.record.probes import Probe
 from holdfast.record.recovery import check_tools
 from holdfast.record.undo import AnyUndo, OnFailure, Undo, check_undo_options, undos_by_name
+from holdfast.record.usage import response_facts
 from holdfast.runtime.attachment import Attachment
 from holdfast.runtime.drafts import Drafting
 from holdfast.runtime.payloads import step_to_repeat
