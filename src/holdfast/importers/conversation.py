@@ -219,6 +219,7 @@ class Conversation:
                     result=ledger.deferred("approval") if waits else None,
                     error="the tool reported an error" if failed else None,
                     summary=None,
+                    undo=None,
                     segment=segment,
                     position=position,
                     attempts=0 if waits else 1,

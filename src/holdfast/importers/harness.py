@@ -427,6 +427,7 @@ class _Conversation:
                 result='{"kind":"unserializable"}' if state == "completed" and answer is None else None,
                 error=error if state == "failed" else None,
                 summary=summary,
+                undo=None,
                 segment=segment,
                 position=position,
                 attempts=1,
