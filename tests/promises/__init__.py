@@ -1,4 +1,4 @@
-"""The ten promises, each with the drills that attack it, on real processes and real databases.
+"""The eleven promises, each with the drills that attack it, on real processes and real databases.
 
 1. Acknowledged is durable: test_acknowledged_is_durable, and tests/contract/test_processes.
 2. One writer: test_one_writer, test_model.
