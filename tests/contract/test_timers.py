@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.errors import BadInput
 from holdfast.store import Store
-from holdfast.types import Batch, Lease, SubmissionChange, Work
+from holdfast.types import Batch, Lease, Run, SubmissionChange, Work
 from tests.builders import brief, new_session, until
 
 SOON = timedelta(seconds=1)
@@ -130,6 +130,37 @@ async def test_messages_wait_behind_a_turn_that_sleeps(store: Store):
     (work,) = await store.next_work(holder)
     assert work.submission is not None
     assert work.submission.kind == "interrupt"
+
+
+@pytest.mark.parametrize("through", ["a claim", "take"])
+async def test_a_message_for_later_does_not_overtake_a_turn_that_was_interrupted(store: Store, through: str):
+    session_id = await new_session(store)
+    await later(store, session_id, SOON)
+    turn = await store.submit(session_id, "message", '{"text": "now"}')
+    holder = await store.join("first", ttl=60)
+    (work,) = await store.next_work(holder)
+    assert work.submission is not None
+    assert work.submission.id == turn.id
+    run = Run(id="begun", agent="scribe", status="running")
+    begun = SubmissionChange(id=turn.id, state="claimed", run_id=run.id)
+    await store.write(work.lease, Batch(runs=[run], submissions=[begun], status="running"))
+    interrupted = SubmissionChange(id=turn.id, state="queued", run_id=run.id)
+    await asyncio.sleep(SOON.total_seconds())
+    if through == "take":
+        await store.write(work.lease, Batch(submissions=[interrupted]))
+        next_one = await store.take(work.lease)
+        assert next_one is not None
+        assert next_one.id == turn.id
+        return
+    await store.write(work.lease, Batch(submissions=[interrupted], status="idle", release=True))
+    (work,) = await store.next_work(holder)
+    assert work.submission is not None
+    assert work.submission.id == turn.id
+    done = SubmissionChange(id=turn.id, state="done", run_id=run.id)
+    await store.write(work.lease, Batch(submissions=[done], status="idle", release=True))
+    (work,) = await store.next_work(holder)
+    assert work.submission is not None
+    assert work.submission.payload == '{"text": "later"}'
 
 
 async def test_an_answer_removes_the_time(store: Store):

@@ -4,7 +4,7 @@ A plan is a list of steps, a step a list of calls that are made at once, a call 
 appends to one real file when it has begun and when it has ended, with its idempotency key: what ran twice is seen there.
 
 The tool `steps` has steps with a probe. Their effects are files, one for each key, as at a service that deduplicates requests. `nap`
-sleeps and `hear` waits for a signal before such a step. The agent `function` is a plain one: each call of its plan is a step with the
+sleeps and `hear` waits for a signal before such a step. `doubt` needs an approval, which it gets by default after a moment. The agent `function` is a plain one: each call of its plan is a step with the
 policy of the tool.
 """
 
@@ -15,10 +15,11 @@ import time
 import zlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from pydantic_ai import Agent, RunContext
+from pydantic_ai import Agent, RunContext, Tool
 from pydantic_ai.messages import (
     ModelMessage,
     ModelRequest,
@@ -44,10 +45,13 @@ POLICIES: dict[str, Any] = {
     "thread": "report",
     "nap": "steps",
     "hear": "steps",
+    "doubt": "report",
 }
 """Each tool, and what becomes of a call of it whose outcome is not known."""
 
 
+SOON = timedelta(seconds=1.5)
+"""When the default of a question applies."""
 LARGE = " and more" * 10_000
 """It goes to the media store."""
 
@@ -210,6 +214,10 @@ async def steps(ctx: RunContext[None], call: str, seconds: float) -> str:
     return f"did {call} at epoch {here.session.epoch if here else None}"
 
 
+async def doubt(ctx: RunContext[None], call: str, seconds: float) -> str:
+    return await _do("doubt", call, seconds, idempotency_key(ctx))
+
+
 async def nap(ctx: RunContext[None], call: str, seconds: float) -> str:
     """Sleep without a process, and then do one thing."""
     await sleep(seconds=seconds)
@@ -255,6 +263,8 @@ async def function(turn: Turn) -> None:
             await turn.sleep(seconds=seconds)
         if tool == "hear":
             assert await turn.signal(call) == call
+        if tool == "doubt":
+            await turn.ask(f"Do {call}?", deadline=SOON, default="approve")
         try:
             if tool == "thread":
                 results[call] = await turn.step(call, do_in_thread, call, seconds, **options)
@@ -277,6 +287,8 @@ async def function(turn: Turn) -> None:
 
 
 tools: list[Any] = [act, stall, again, ask, steps, look, thread, nap, hear]
+expiring = {"approval": {"deadline": SOON, "default": "approve"}}
+tools.append(Tool(doubt, requires_approval=True, metadata=expiring))
 plain: Agent[None, str] = Agent(FunctionModel(respond), name="plain", tools=tools)
 talker: Agent[None, str] = Agent(FunctionModel(stream_function=stream), name="talker", tools=tools)
 agents = [*(AgentSetup(agent=agent, policies=POLICIES) for agent in (plain, talker)), function]

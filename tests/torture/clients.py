@@ -70,7 +70,7 @@ def new_plan(chance: random.Random) -> list[list[tuple[str, float]]]:
     for _ in range(chance.choice([0, 1, 1, 2, 2, 3])):
         calls: list[tuple[str, float]] = []
         for _ in range(chance.choice([1, 1, 2, 3])):
-            (tool,) = chance.choices(list(POLICIES), [34, 4, 18, 8, 17, 9, 10, 8, 5])
+            (tool,) = chance.choices(list(POLICIES), [34, 4, 18, 8, 17, 9, 10, 8, 5, 5])
             most = 0.1 if tool == "stall" else chance.choice([0, 0.05, 0.3, 1.2])
             calls.append((tool, round(chance.uniform(0, most), 3)))
         steps.append(calls)

@@ -255,6 +255,9 @@ def _judge_times(session_id: str, sent: list[Sent], events: list[Event], verdict
             verdict.counts["messages for later"] += at is not None
             if at is not None and event.at < at:
                 verdict.add(early, [f"{session_id}: {event.seq} of {turn} before {at}"])
+        elif event.kind == "approval_answered":
+            by = "by default" if json.loads(event.payload).get("by") == "deadline" else "by a person"
+            verdict.counts[f"questions answered {by}"] += 1
         elif event.kind == "wait_ended":
             wait = json.loads(event.payload)
             verdict.counts[f"waits ended by a {wait['wait']}"] += 1

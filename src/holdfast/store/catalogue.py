@@ -186,6 +186,10 @@ _SUBMISSIONS: Final[dict[str, Plain]] = {
         order="lane, position",
         limit="1",
     ),
+    # A turn that was interrupted. Only a turn that has begun has a run, and null is not greater than ''.
+    "begun_turn": Read(
+        "submissions", f"session_id, {_QUEUED}, lane = 'main', run_id > ''", order="position", limit="1"
+    ),
     "submissions": Read(
         "submissions",
         "session_id, state if state, ended_at is null if still_open, position > :after if after",

@@ -216,6 +216,9 @@ class SubmissionMethods(Transactions):
                 rows = yield op("queued_submission", session_id=lease.session_id, id=id)
             if not rows:
                 return None
+            if id is None and rows[0]["deliver_at"] and rows[0]["run_id"] is None:
+                # A message for later has its place in the queue from before. It must not overtake a turn that has begun.
+                rows = (yield op("begun_turn", session_id=lease.session_id)) or rows
             first = from_row(Submission, rows[0])
             seq = yield from self._fence(lease, 1)
             key = {"session_id": lease.session_id, "position": first.position}

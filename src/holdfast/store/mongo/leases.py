@@ -211,7 +211,9 @@ async def begin_submissions(db: Documents, *, max_attempts: int, **ours: object)
         if session["status"] in SUSPENDED:
             queued["lane"] = "control"
         where = {"session_id": session["id"], "ended_at": None, "$or": [{"state": "waiting"}, queued]}
-        due = {**where, "deliver_at": {"$gte": 0, "$lte": await db.now()}}
+        due: dict[str, Any] = {**where, "deliver_at": {"$gte": 0, "$lte": await db.now()}}
+        if await plain("begun_turn", db, session_id=session["id"]):
+            due["$and"] = [{"$or": [{"deliver_at": 0}, {"run_id": {"$ne": None}}]}]
         first = await db.find("submissions", due, sort=[("lane", 1), ("position", 1)], limit=1)
         begun += [
             await claim(db, r) for r in first if r["state"] == "waiting" or r["attempts"] < max_attempts

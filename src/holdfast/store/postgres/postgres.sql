@@ -61,6 +61,8 @@ WITH begun AS (
         SELECT q.position FROM submissions q
         WHERE q.session_id = h.session_id AND q.ended_at IS NULL AND (
             q.state = 'waiting' OR q.state = 'queued' AND (q.lane = 'control' OR s.status NOT IN ('waiting', 'sleeping'))) AND q.deliver_at <= now_us()
+          AND (q.deliver_at = 0 OR q.run_id IS NOT NULL OR NOT EXISTS (
+            SELECT 1 FROM submissions b WHERE b.session_id = q.session_id AND b.ended_at IS NULL AND b.lane = 'main' AND b.run_id IS NOT NULL))
         ORDER BY q.lane, q.position LIMIT 1)
       FROM heads h JOIN sessions s ON s.id = h.session_id
       WHERE h.holder = :holder AND h.tenure = :tenure)

@@ -43,7 +43,8 @@ RETURNING session_id;
 
 -- name: begin_submissions
 -- The first in each queue, as in `take`: the control lane first, and only that while the session waits for a person, or its turn when its
--- time has come. That continues the attempt which ended with the question.
+-- time has come. That continues the attempt which ended with the question. A message for later has its place in the queue from before, and
+-- must not overtake a turn that has begun.
 UPDATE submissions SET state = 'claimed', attempts = attempts + CASE WHEN state = 'waiting' THEN 0 ELSE 1 END, started_at = now_us(),
   reason = CASE WHEN state <> 'waiting' THEN reason END
 WHERE ended_at IS NULL AND state IN ('queued', 'waiting') AND (attempts < :max_attempts OR state = 'waiting')
@@ -52,6 +53,8 @@ WHERE ended_at IS NULL AND state IN ('queued', 'waiting') AND (attempts < :max_a
       SELECT q.position FROM submissions q
       WHERE q.session_id = h.session_id AND q.ended_at IS NULL AND (
           q.state = 'waiting' OR q.state = 'queued' AND (q.lane = 'control' OR s.status NOT IN ('waiting', 'sleeping'))) AND q.deliver_at <= now_us()
+        AND (q.deliver_at = 0 OR q.run_id IS NOT NULL OR NOT EXISTS (
+          SELECT 1 FROM submissions b WHERE b.session_id = q.session_id AND b.ended_at IS NULL AND b.lane = 'main' AND b.run_id IS NOT NULL))
       ORDER BY q.lane, q.position LIMIT 1)
     FROM heads h JOIN sessions s ON s.id = h.session_id
     WHERE h.holder = :holder AND h.tenure = :tenure)
