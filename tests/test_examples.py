@@ -31,6 +31,8 @@ from pydantic_ai.exceptions import CallDeferred
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.models.test import TestModel
+from pydantic_ai.tools import ToolDefinition
+from pydantic_ai.toolsets import ExternalToolset
 
 import holdfast
 from holdfast import Holdfast, Turn, annotate_effect, connect, idempotency_key, open_store, resume
@@ -358,6 +360,28 @@ async def delegates(store: Store, text: str) -> None:
         await turn.result(timeout=20)
 
 
+async def delivers(store: Store, text: str) -> None:
+    outside = ExternalToolset([ToolDefinition(name="order")])
+    model = calls(*(ToolCallPart("order", {}, call_id) for call_id in ("call-7", "call-8")))
+    agent = Agent(model, name="clerk", toolsets=[outside])
+    async with connect(store, agents=[agent]) as hf:
+        session = await hf.session(agent="clerk")
+        await session.send("go")
+
+        async def waits() -> bool:
+            return len((await session.info()).approvals) == 2
+
+        await until(waits)
+        await run(text, {"session": session})
+
+        async def has_continued() -> bool:
+            return (await store.session(session.id)).pending == 0
+
+        await until(has_continued)
+        states = sorted(effect.state for effect in (await store.effects(session.id)).items)
+        assert states == ["completed", "failed"]
+
+
 async def approves(store: Store, text: str) -> None:
     agent = Agent(calls(ToolCallPart("pay", {"amount": 5}, "c1")), name="clerk")
 
@@ -546,6 +570,7 @@ AMONG: dict[str, Callable[[Store, str], Any]] = {
     "docs/how-to/approvals.md#1": approves,
     "docs/how-to/approvals.md#2": expires,
     "docs/how-to/approvals.md#3": delegates,
+    "docs/how-to/approvals.md#4": delivers,
     "docs/how-to/media.md#2": makes_media,
     "docs/how-to/media.md#3": publishes,
     "docs/how-to/record.md#1": searches,

@@ -50,6 +50,10 @@ class ApprovalRequest(BaseModel):
     interval: float | None = Field(
         default=None, description="The seconds between reminders, if the default is `remind`."
     )
+    external: bool = Field(
+        default=False,
+        description="Whether the call runs outside of the agent, and waits for its result instead of a decision. It can also be denied.",
+    )
     origin: QuestionOrigin | None = Field(
         default=None,
         description="The delegate that asks, if the question does not come from the session's own agent.",

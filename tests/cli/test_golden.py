@@ -75,6 +75,9 @@ retry broken
 approve s
 approve none
 approve s call --arguments {
+tool-result s call --result {
+tool-result s call
+tool-result s none --error broken
 dismiss broken
 dismiss none
 inbox

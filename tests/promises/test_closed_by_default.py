@@ -131,6 +131,7 @@ def bodies(known: dict[str, str]) -> dict[tuple[str, str], Any]:
         ("POST", "/submissions"): {"text": "hello"},
         ("POST", "/{name}"): {"data": 1},
         ("POST", "/approvals"): {"call_id": known["call_id"], "digest": "0" * 64, "approved": True},
+        ("POST", "/tool-results"): {"call_id": known["call_id"], "digest": "0" * 64, "result": 1},
         ("POST", "/interrupt"): {"submission_id": known["submission_id"]},
         ("POST", "/rewind"): place,
         ("POST", "/chat"): {
@@ -143,6 +144,7 @@ def bodies(known: dict[str, str]) -> dict[tuple[str, str], Any]:
             "messages": [{"id": "m", "role": "user", "content": "hello"}],
         },
         ("POST", "/retry"): {"submission_id": known["submission_id"]},
+        ("POST", "/undo-effects"): {"submission_id": known["submission_id"]},
         ("POST", "/fork"): place,
         ("PUT", "/state"): {"body": "taken over", "expected_version": 1},
         ("PUT", "/{consumer}"): {"seq": 1},

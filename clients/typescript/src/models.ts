@@ -36,6 +36,8 @@ export interface ApprovalRequest {
   default?: "deny" | "approve" | "fail" | "remind" | null;
   /** The seconds between reminders, if the default is `remind`. */
   interval?: number | null;
+  /** Whether the call runs outside of the agent, and waits for its result instead of a decision. It can also be denied. */
+  external?: boolean;
   /** The delegate that asks, if the question does not come from the session's own agent. */
   origin?: QuestionOrigin | null;
   /** How many reminders were recorded. */
@@ -916,6 +918,20 @@ export interface ThreadRequest {
   messages?: Array<Record<string, unknown>>;
   /** The answers to open interrupts. */
   resume?: Array<Record<string, unknown>> | null;
+}
+
+/** The result of a tool call that ran outside of the agent. */
+export interface ToolResult {
+  /** The tool call, from `approvals` of the session. */
+  call_id: string;
+  /** The digest of the call's arguments, from the same list. */
+  digest: string;
+  /** Any JSON value. The model receives it as the result of the call. */
+  result?: unknown;
+  /** Why the call failed, instead of a result. The model receives it. */
+  error?: string | null;
+  /** A second result with the same key is not delivered; the first one is returned. */
+  idempotency_key?: string | null;
 }
 
 /** The turn whose effects are undone. */

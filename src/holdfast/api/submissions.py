@@ -168,6 +168,35 @@ class SignalBody(RequestBody):
     )
 
 
+class ToolResult(RequestBody):
+    """The result of a tool call that ran outside of the agent."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "call_id": "call_1",
+                    "digest": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+                    "result": {"arrived": True},
+                }
+            ]
+        }
+    )
+    call_id: str = Field(
+        min_length=1, max_length=500, description="The tool call, from `approvals` of the session."
+    )
+    digest: str = Field(
+        min_length=64, max_length=64, description="The digest of the call's arguments, from the same list."
+    )
+    result: Any = Field(None, description="Any JSON value. The model receives it as the result of the call.")
+    error: str | None = Field(
+        None, min_length=1, description="Why the call failed, instead of a result. The model receives it."
+    )
+    idempotency_key: Name | None = Field(
+        None, description="A second result with the same key is not delivered; the first one is returned."
+    )
+
+
 class RewindTarget(RequestBody):
     """The checkpoint to continue from."""
 

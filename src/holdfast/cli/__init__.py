@@ -17,6 +17,7 @@ _COMMANDS = {
         "interrupt": ("talk:interrupt", "Stop the running turn of a session."),
         "approve": ("talk:approve", "Approve or deny a tool call that waits for a person."),
         "signal": ("talk:signal", "Send a signal to a session."),
+        "tool-result": ("tool_result:tool_result", "Deliver the result of a tool call that ran outside."),
         "inbox": ("inbox:inbox", "List the sessions that wait for a person, oldest first."),
         "dismiss": ("inbox:dismiss", "Dismiss the failure of the last turn of a session."),
         "undo": ("history:undo", "Undo the last message and everything after it."),

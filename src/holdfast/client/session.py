@@ -152,6 +152,12 @@ class SessionHandle(Generic[T]):
         body = {"data": data, "idempotency_key": idempotency_key}
         return self._command(await self._submit(f"signals/{check_id(name, 'signal name')}", body))
 
+    async def tool_result(
+        self, call: str | ApprovalRequest, result: Any = None, *, error: str | None = None
+    ) -> TurnHandle[None]:
+        """Deliver the result of a tool call that ran outside of the agent, or its error. The handle is like that of `approve`."""
+        return await self._decide(call, result=result, error=error)
+
     async def undo(self) -> TurnHandle[None]:
         """Undo the last message and everything after it."""
         return self._command(await self._submit("undo"))
@@ -229,16 +235,9 @@ class SessionHandle(Generic[T]):
         """Yield the conversation of another framework's session. Unrecognized entries have the role `other`."""
         return self._transport.items(ConversationEntry, f"{self._path}/conversation", {})
 
-    async def records(self, kind: str, *, prefix: str = "") -> AsyncGenerator[RecordInfo, None]:
+    def records(self, kind: str, *, prefix: str = "") -> AsyncGenerator[RecordInfo, None]:
         """Yield the records of one kind that another framework stored in the session, ordered by key."""
-        cursor: str | None = None
-        while True:
-            given = {"kind": kind, "prefix": prefix, "cursor": cursor}
-            items, cursor = await self._transport.page(f"{self._path}/records", given, media=False)
-            for item in items:
-                yield RecordInfo.model_validate(item)
-            if cursor is None:
-                return
+        return self._transport.stored(RecordInfo, f"{self._path}/records", {"kind": kind, "prefix": prefix})
 
     def runs(self) -> AsyncGenerator[RunInfo, None]:
         """Yield the runs of the session, oldest first."""
@@ -346,7 +345,8 @@ class SessionHandle(Generic[T]):
                 raise Conflict(problem=f"call {call!r} of session {self.id} does not wait for a decision")
             call = request
         body = {"call_id": call.call_id, "digest": call.digest, **decision}
-        return self._command(await self._submit("approvals", body))
+        path = "approvals" if "approved" in decision else "tool-results"
+        return self._command(await self._submit(path, body))
 
     def _command(self, accepted: SubmissionInfo) -> TurnHandle[None]:
         return TurnHandle(self._transport, accepted, no_output)

@@ -222,6 +222,12 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
             self._loop, self._loop.run(self._handle.signal(name, data, idempotency_key=idempotency_key))
         )
 
+    def tool_result(
+        self, call: str | ApprovalRequest, result: Any = None, *, error: str | None = None
+    ) -> "SyncTurnHandle[None]":
+        """Deliver the result of a tool call that ran outside of the agent, or its error. The handle is like that of `approve`."""
+        return SyncTurnHandle(self._loop, self._loop.run(self._handle.tool_result(call, result, error=error)))
+
     def undo(self) -> "SyncTurnHandle[None]":
         """Undo the last message and everything after it."""
         return SyncTurnHandle(self._loop, self._loop.run(self._handle.undo()))

@@ -80,6 +80,16 @@ class Transport(ABC):
             problem = f"the response is not a {model.__name__}: {error.errors()[0]['msg']}"
             raise ServerError(status=200, code="unknown", message=problem) from error
 
+    async def stored(self, model: type[M], path: str, params: Mapping[str, Any]) -> AsyncGenerator[M, None]:
+        """Yield all items of a list that contain stored JSON, page by page, without media."""
+        cursor: str | None = None
+        while True:
+            items, cursor = await self.page(path, {**params, "cursor": cursor}, media=False)
+            for item in items:
+                yield model.model_validate(item)
+            if cursor is None:
+                return
+
     async def items(self, model: type[M], path: str, params: Mapping[str, Any]) -> AsyncGenerator[M, None]:
         """Yield all items of a list, page by page."""
         cursor: str | None = None

@@ -16,10 +16,11 @@ from holdfast.api.submissions import (
     SignalBody,
     SubmissionDetail,
     SubmissionInfo,
+    ToolResult,
     UndoTarget,
 )
 from holdfast.counting import count
-from holdfast.errors import NotFound
+from holdfast.errors import BadInput, NotFound
 from holdfast.jsontext import strict_json
 from holdfast.operations.access import Caller
 from holdfast.operations.registry import ClientMethod, CursorText, Limit, SessionId, operation
@@ -149,6 +150,23 @@ async def answer(caller: Caller, session_id: SessionId, body: ApprovalDecision) 
     session_id, call_id = await addressee(caller.store, caller.session, body.call_id)
     given = body.model_dump(exclude_none=True) | {"call_id": call_id, "by": caller.actor}
     return await submit_kind(caller, session_id, "approval", given, lane="control")
+
+
+@operation(
+    "POST",
+    f"{_S}/tool-results",
+    "write",
+    ClientMethod("SessionHandle.tool_result", "tool-result"),
+    topic="sessions",
+    status=202,
+)
+async def tool_result(caller: Caller, session_id: SessionId, body: ToolResult) -> SubmissionInfo:
+    """Deliver the result of a tool call that ran outside of the agent, or its error. It is bound to the digest of the call's arguments."""
+    if body.error is not None and body.result is not None:
+        raise BadInput(problem="pass either a result or an error")
+    payload = body.model_dump(exclude={"idempotency_key"}, exclude_none=True) | {"by": caller.actor}
+    key = body.idempotency_key
+    return await submit_kind(caller, session_id, "tool_result", payload, lane="control", idempotency_key=key)
 
 
 @operation(

@@ -58,8 +58,13 @@ class Calls:
         """The names of the called tools."""
         return {effect.tool for effect in self._effects.values()}
 
+    def notes(self, output: object) -> dict[str, dict[str, Any]]:
+        """Return what to know about the calls that a run ends with, by call id: whether one may have taken effect, or runs outside."""
+        outside = output.calls if isinstance(output, DeferredToolRequests) else ()
+        return {call.tool_call_id: {"external": True} for call in outside} | self._unknown
+
     @property
-    def notes(self) -> dict[str, dict[str, Any]]:
+    def _unknown(self) -> dict[str, dict[str, Any]]:
         """The facts that a person needs before approving a call again that may have taken effect, by call id."""
         return {
             call_id: {
@@ -153,7 +158,7 @@ class Calls:
         """
         if not isinstance(output, DeferredToolRequests):
             return {}
-        approvable = {call.tool_call_id for call in output.approvals} - self.notes.keys()
+        approvable = {call.tool_call_id for call in output.approvals} - self._unknown.keys()
         asked = {
             call.tool_call_id: self._deadlines.get(call.tool_name)
             for call in (*output.calls, *output.approvals)

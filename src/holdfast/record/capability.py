@@ -468,7 +468,7 @@ class _Recorder(AbstractCapability[Any]):
             messages,
             result.output,
             effects=deferred,
-            notes=self._calls.notes,
+            notes=self._calls.notes(result.output),
             waits=self._calls.waits,
             deadlines=self._calls.deadlines(result.output),
         )

@@ -91,7 +91,7 @@ async def close_open_calls(
         if effect is None:
             content: Any = "This call was not carried out: the run was interrupted before it."
         elif ledger.is_known(effect):
-            content = _content(*await offloader.effects_back([effect]))
+            content = recorded_outcome(*await offloader.effects_back([effect]))
         else:
             content = ledger.unknown(effect)
             outcome = "denied" if ledger.waits_for(effect) == "approval" else "interrupted"
@@ -110,7 +110,10 @@ async def pending_effects(
     return {call_id: ledger.open_entry(before[call_id], latest.get(call_id))[1] for call_id in ids}
 
 
-def _content(effect: Effect) -> Any:
+def recorded_outcome(effect: Effect) -> Any:
+    """Return what the model is told of a call that has ended: its result or message, or why it failed."""
+    if not ledger.is_known(effect):
+        return ledger.unknown(effect)
     try:
         value = ledger.replay(effect)
     except (ledger.ToolRetryError, ledger.ToolFailedError) as error:

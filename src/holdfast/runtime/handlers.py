@@ -32,6 +32,7 @@ from holdfast.runtime.delivery import deliver
 from holdfast.runtime.leased_session import LeasedSession
 from holdfast.runtime.payloads import parse_payload
 from holdfast.runtime.runner import Runner
+from holdfast.runtime.settling import settled_as
 from holdfast.runtime.undo_request import INTERRUPTED, undo_first, undo_reason, undone_run
 from holdfast.types import SUSPENDED, Batch, Checkpoint, NewEvent, Record, Submission, SubmissionChange
 
@@ -89,6 +90,39 @@ async def approval(session: LeasedSession, submission: Submission) -> Batch:
     if (own | apart.keys()) - set(given) - {answer.call_id for answer in new}:
         return Batch(events=events)
     return Batch(events=events, submissions=[requeued(waiting)], status="idle")
+
+
+async def tool_result(session: LeasedSession, submission: Submission) -> Batch:
+    """Record the result of a call that ran outside. When no question is open any longer, queue the waiting turn again.
+
+    A result that was already recorded for the call changes nothing.
+    """
+    facts = parse_payload(submission)
+    call_id, digest = facts["call_id"], facts["digest"]
+    waiting = await waiting_turn(session.store, session.id)
+    answer = ApprovalAnswer(call_id=call_id, digest=digest, approved=True, by=facts.get("by"))
+    if waiting is None or waiting.run_id is None:
+        if await is_repeated(session.store, session.id, answer, before=submission.position):
+            return Batch()
+        raise Conflict(problem=f"call {call_id} does not wait for a result")
+    point = await find_resume_point(session.store, session.id, waiting.run_id)
+    questions = await read_questions(session.store, session.id, point.chain)
+    if questions.answers.get(call_id) == answer:
+        return Batch()
+    asked = questions.open.get(call_id)
+    effect = (await pending_effects(session.store, session.id, point.messages)).get(call_id)
+    if asked is None or effect is None or ledger.waits_for(effect) != "external":
+        raise Conflict(problem=f"call {call_id} does not wait for a result")
+    if asked["digest"] != digest:
+        raise Conflict(problem=f"call {call_id} has different arguments from those that the result is for")
+    _refuse_late(asked, submission)
+    actor = str(facts.get("by"))
+    settled, event = settled_as(effect, actor, result=facts.get("result"), error=facts.get("error"))
+    answered = NewEvent(kind=ANSWERED, run_id=waiting.run_id, payload=answer.as_json())
+    batch = Batch(effects=[settled], events=[event, answered])
+    if questions.open.keys() == {call_id}:
+        batch.submissions, batch.status = [requeued(waiting)], "idle"
+    return batch
 
 
 def _new_answers(
@@ -239,6 +273,7 @@ HANDLERS: Mapping[str, Handler] = {
     "rewind": rewind,
     "fork": fork,
     "signal": signal,
+    "tool_result": tool_result,
     "background": nothing,
     "shutdown": nothing,
 }

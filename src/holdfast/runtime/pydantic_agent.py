@@ -13,7 +13,7 @@ from pydantic_ai.models.function import FunctionModel
 
 from holdfast.errors import BadInput, Conflict, TurnNotRetriable
 from holdfast.jsontext import lenient_json
-from holdfast.record.answered_calls import deferred_results
+from holdfast.record.answered_calls import deferred_results, outside_results
 from holdfast.record.capability import Holdfast
 from holdfast.record.ledger import Policy, ended_calls
 from holdfast.record.probes import Probe
@@ -96,7 +96,8 @@ class AgentSetup:
             check_tools(self.agent, point.messages)
             denied = [answer.call_id for answer in start.answers.values() if not answer.approved]
             ended = await ended_calls(store, session.id, point.messages, denied) if denied else ()
-            results = deferred_results(point.messages, start.answers, ended)
+            outside = await outside_results(store, session.id, point.messages) if start.answers else {}
+            results = deferred_results(point.messages, start.answers, ended, outside)
             if results is not None:
                 answered = {*start.answers, *ended}
                 start.host.unanswered = [call_id for call_id in results.approvals if call_id not in answered]

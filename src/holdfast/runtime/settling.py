@@ -15,7 +15,7 @@ from holdfast.questions import ANSWERED, ApprovalAnswer, pending_approvals, requ
 from holdfast.record import ledger
 from holdfast.record.offloader import MediaOffloader
 from holdfast.store import Store
-from holdfast.types import Batch, Effect, NewEvent
+from holdfast.types import Batch, Effect, EffectState, NewEvent
 
 
 async def settle_effect(
@@ -44,22 +44,30 @@ async def settle_effect(
             raise Conflict(problem=f"call {call_id} of run {run_id} is already {effect.state}")
         if ledger.waits_for(effect) == "approval":
             raise Conflict(problem=f"call {call_id} of run {run_id} was not started; approve or deny it")
-        recorded = None
-        if error is None and ledger.is_step(effect):
-            recorded = lenient_json({"kind": "value", "value": result})
-        elif error is None:
-            recorded = ledger.returned(ToolReturnPart(effect.tool, result, call_id))
-        state = "completed" if error is None else "failed"
-        settled = replace(effect, state=state, result=recorded, error=error)
-        event = _settled_event(settled, actor)
+        settled, event = settled_as(effect, actor, result=result, error=error)
         batch = Batch(effects=[settled], events=[event])
         if ledger.waits_for(effect) == "again":
             await _answer_question(store, effect, batch, actor)
         # Before the change: an audit entry without a change is better than a change without an audit entry.
-        detail = json.dumps({"run_id": run_id, "call_id": call_id, "tool": settled.tool, "state": state})
+        facts = {"run_id": run_id, "call_id": call_id, "tool": settled.tool, "state": settled.state}
+        detail = json.dumps(facts)
         await store.audit(actor=actor, action="settle effect", session_id=run.session_id, detail=detail)
         await MediaOffloader(store, media).write(batch, partial(store.write, lease))
     return (await store.effects(run.session_id, run_id=run_id, call_id=call_id)).items[0]
+
+
+def settled_as(
+    effect: Effect, actor: str, *, result: Any = None, error: str | None = None
+) -> tuple[Effect, NewEvent]:
+    """Return a call or step with an outcome, and the event of it."""
+    recorded = None
+    if error is None and ledger.is_step(effect):
+        recorded = lenient_json({"kind": "value", "value": result})
+    elif error is None:
+        recorded = ledger.returned(ToolReturnPart(effect.tool, result, effect.call_id))
+    state: EffectState = "completed" if error is None else "failed"
+    settled = replace(effect, state=state, result=recorded, error=error)
+    return settled, _settled_event(settled, actor)
 
 
 def _settled_event(settled: Effect, actor: str) -> NewEvent:

@@ -46,7 +46,9 @@ class WaitingTurn:
             await self._fail(failing)
             return False
         events = [await self._apply(question, now) for question in due]
-        waits = await self._waits()
+        # A call that runs outside cannot be run again to wait on, so no other wait continues the turn before its result is there.
+        runs_outside = any(question.get("external") for question in self.questions.open.values())
+        waits = [] if runs_outside else await self._waits()
         if not self.questions.open or await self._is_any_over(waits, now):
             if events:
                 await self.leased.store.write(self.leased.lease, Batch(events=events))

@@ -66,7 +66,8 @@ export function Approval({ sessionId, call, failed = null, onSent }) {
   };
 
   return html`<section class="approval" aria-label=${`Approval of ${call.tool}`}>
-    <h3>Run <code>${call.tool}</code>?</h3>
+    ${call.external ? html`<h3>Waiting for the result of <code>${call.tool}</code></h3>` : html`<h3>Run <code>${call.tool}</code>?</h3>`}
+    ${call.external && html`<p class="hint">This call runs outside. Its result arrives by itself; you can only deny it.</p>`}
     ${call.note && html`<p class="banner bad">${call.note}</p>`}
     ${call.origin && html`<p class="hint">Asked by <a href=${`#/s/${encodeURIComponent(call.origin.session_id)}`}>${call.origin.agents.join(" → ")}</a></p>`}
     ${call.deadline && html`<p class="hint">${expiry(call)}</p>`}
@@ -76,9 +77,9 @@ export function Approval({ sessionId, call, failed = null, onSent }) {
     ${sent === null &&
     mode === "choose" &&
     html`<div class="row">
-      <button type="button" class="primary" onClick=${() => send(true)}>Approve</button>
+      ${!call.external && html`<button type="button" class="primary" onClick=${() => send(true)}>Approve</button>`}
       <button type="button" onClick=${() => setMode("deny")}>Deny…</button>
-      <button type="button" onClick=${() => setMode("edit")}>Edit…</button>
+      ${!call.external && html`<button type="button" onClick=${() => setMode("edit")}>Edit…</button>`}
     </div>`}
     ${sent === null &&
     mode === "deny" &&

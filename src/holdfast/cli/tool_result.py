@@ -1,0 +1,48 @@
+"""`holdfast tool-result`: deliver the result of a tool call that ran outside of the agent."""
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.options import AsJson, ServerUrl, SessionId, StoreUrl, connected
+from holdfast.cli.talk import print_sent
+from holdfast.errors import BadInput
+
+if TYPE_CHECKING:
+    from holdfast.api.submissions import SubmissionInfo
+
+
+def tool_result(
+    session_id: SessionId,
+    call_id: Annotated[str, typer.Argument(help="Id of the tool call.")],
+    store: StoreUrl = None,
+    url: ServerUrl = None,
+    result: Annotated[str | None, typer.Option(metavar="JSON", help="The result of the call.")] = None,
+    error: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Why the call failed, instead of a result.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Deliver the result of a tool call that ran outside of the agent, or its error.
+
+    `holdfast sessions show` lists the calls that wait. The turn continues when no call waits any longer.
+
+    Examples:
+        holdfast tool-result s1 call-7 --result '{"arrived": true}'
+        holdfast tool-result s1 call-7 --error "Out of stock."
+    """
+    if (result is None) == (error is None):
+        raise BadInput(problem="pass either --result or --error")
+    try:
+        value = None if result is None else json.loads(result)
+    except ValueError as problem:
+        raise BadInput(problem=f"--result is not JSON: {problem}") from problem
+
+    async def work() -> "SubmissionInfo":
+        async with connected(store, url) as client:
+            session = await client.session(session_id)
+            return (await session.tool_result(call_id, value, error=error)).accepted
+
+    print_sent(asyncio.run(work()), as_json=as_json)
