@@ -117,12 +117,17 @@ async def open_questions(store: Store, session: Session) -> list[dict[str, Any]]
 
 
 async def addressee(store: Store, session: Session, call_id: str) -> tuple[str, str]:
-    """Return the session that processes the answer to a question, and the id of the call there."""
+    """Return the session that processes the answer to a question, and the id of the call there.
+
+    Raises `Conflict` if a delegate's session does not wait for it: often no worker serves that session, so the answer would stay queued.
+    """
     root = await root_of(store, session)
     if root.id != session.id:
         for question in await pending_approvals(store, root.id):
             if _origin(question) == (session.id, call_id):
                 return root.id, question["call_id"]
+        if await waiting_turn(store, session.id) is None:
+            raise Conflict(problem=f"call {call_id} of session {session.id} does not wait for a decision")
     return session.id, call_id
 
 

