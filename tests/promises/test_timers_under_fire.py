@@ -1,6 +1,6 @@
 """Promise 11, under fire: a thousand timers and two hundred signals while workers and the database are killed.
 
-Before a commit an eighth of them are due, with `--kills` or `--long` all.
+An eighth of them are due by default, all with `--kills` or `--long`.
 """
 
 import asyncio
