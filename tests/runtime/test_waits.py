@@ -14,6 +14,9 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 import holdfast
 from holdfast import Turn, connect
 from holdfast.errors import BadInput, SignalTimeout, TurnFailed
+from holdfast.record import wait_requests
+from holdfast.record.open_calls import is_provider_valid
+from holdfast.record.resume_point import find_resume_point
 from holdfast.store import Store
 from holdfast.types import SUSPENDED, Session
 from tests.builders import until
@@ -346,3 +349,45 @@ async def test_a_sleeping_turn_can_be_interrupted(store: Store):
         with pytest.raises(TurnFailed, match="interrupted"):
             await turn.result(timeout=20)
         assert await (await session.send("Hello")).result(timeout=20) == "awake"
+
+
+async def test_a_question_beside_a_sleep_is_in_the_history_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    """The turn continues at the end of the sleep, while the question is still open."""
+    begun, asked = asyncio.Event(), asyncio.Event()
+    outcome = wait_requests._outcome  # pyright: ignore[reportPrivateUsage]
+
+    async def outcome_beside_question(*args: Any) -> Any:
+        begun.set()
+        await asked.wait()
+        return await outcome(*args)
+
+    monkeypatch.setattr(wait_requests, "_outcome", outcome_beside_question)
+
+    @holdfast.agent("clerk")
+    async def clerk(turn: Turn) -> str:
+        async def ask() -> bool:
+            await begun.wait()
+            try:
+                return bool(await turn.ask("Really?"))
+            finally:
+                asked.set()
+
+        _, answer = await asyncio.gather(turn.sleep(seconds=0.3), ask())
+        return f"{answer}"
+
+    async with connect(store, agents=clerk) as hf:
+        session = await hf.session("s", agent=clerk)
+        turn = await session.send("Hello")
+
+        async def asked_again() -> bool:
+            return (await kinds(store)).count("approval_requested") == 2
+
+        await until(asked_again)
+        (question,) = (await session.info()).approvals
+        await session.approve(question.call_id)
+        assert await turn.result(timeout=20) == "True"
+    history = (await find_resume_point(store, "s", None)).messages
+    assert is_provider_valid(history), history
+    assert sum(isinstance(part, ToolCallPart) for each in history for part in each.parts) == 1

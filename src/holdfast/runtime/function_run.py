@@ -177,9 +177,8 @@ class FunctionRun:
         self._origin = self._retry.origin or self.run_id
         self._restarts = last.get("restarts", 0)
         end = last.get("prompt", len(self._messages) - 1) + 1
-        if self._retry.is_new:
-            # The function asks again what was not answered.
-            self._messages = without_pending_calls(self._messages, self.start.answers)
+        # The function asks again what was not answered, even if the turn continues because a sleep is over.
+        self._messages = without_pending_calls(self._messages, self.start.answers)
         if (from_step := self._retry.from_step(steps)) and self._retry.is_new:
             if from_step not in steps:
                 raise NotFound(what="step of this turn with the id", id=from_step)
