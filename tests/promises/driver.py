@@ -23,10 +23,17 @@ class Crash:
         return Crash(self._folder, self.url, module)
 
     async def run(self, policy: str, mode: str, points: list[str]) -> list[dict[str, Any]]:
-        """Kill a run at each of the points, go on with it, and return what was found, in two processes at once."""
+        """Kill a run at each of the points, continue it, and return what was found, in two processes at once.
+
+        A slow machine joins writes, so that a run may have fewer of them than the one that the points are from. Such a run is left
+        out, and there may be few of them.
+        """
         halves = [points[::2], points[1::2]]
         found = await asyncio.gather(*(self._run(policy, mode, half) for half in halves if half))
-        return [facts for half in found for facts in half]
+        everything = [facts for half in found for facts in half]
+        killed = [facts for facts in everything if not _has_missed(facts)]
+        assert len(everything) - len(killed) <= len(points) // 5, [facts["point"] for facts in everything]
+        return killed
 
     async def _run(self, policy: str, mode: str, points: list[str]) -> list[dict[str, Any]]:
         place = self._folder / f"{policy}-{mode}-{len(list(self._folder.iterdir()))}-{points[0]}"
@@ -39,6 +46,13 @@ class Crash:
         output, _ = await process.communicate()
         assert process.returncode == 0
         return [json.loads(line) for line in output.splitlines()]
+
+
+def _has_missed(facts: dict[str, Any]) -> bool:
+    """Return whether a run ended without passing the numbered write at which it was to be killed."""
+    return (
+        facts["ended"] == 0 and "-write#" in facts["point"] and facts["point"] not in facts.get("points", ())
+    )
 
 
 class Cutters:

@@ -12,7 +12,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolRetu
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from holdfast import Holdfast, Store, inspect_run, load_history, open_store, resume
-from holdfast.errors import HoldfastError, SessionBusy, StoreFull, StoreUnavailable
+from holdfast.errors import HoldfastError, LeaseLost, SessionBusy, StoreFull, StoreUnavailable
 from holdfast.record import is_provider_valid
 from holdfast.types import Batch, Lease
 from tests.record.agents import call
@@ -93,7 +93,7 @@ async def test_postgres_is_killed_and_comes_back(server: Postgres, point: str):
         await reached(world, store)
         await asyncio.to_thread(server.kill)
         world.go.set()
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises((StoreUnavailable, LeaseLost)):  # on a slow machine, its lease expires first
             await running
         # What ran before is not lost, and what followed the failure did not happen.
         assert world.ran == list(range({"model 1": 1, "after 1": 2}[point]))

@@ -29,7 +29,7 @@ def clerk(store: Store, *tools: str) -> Agent[object, str | DeferredToolRequests
 
     @agent.tool(metadata={"recovery": "steps"})
     async def nap(ctx: RunContext[object]) -> str:  # pyright: ignore[reportUnusedFunction]
-        await holdfast.sleep(seconds=0.3)
+        await holdfast.sleep(seconds=2)
         return f"slept, approved: {ctx.tool_call_approved}"
 
     @agent.tool(metadata={"recovery": "steps"})
@@ -59,7 +59,7 @@ async def test_a_run_that_sleeps_is_resumed_after_its_time(store: Store):
     assert (session.waiting_for or "").startswith("timer until")
     early = await resume(agent, store, "r1")
     assert isinstance(early.output, DeferredToolRequests)
-    await asyncio.sleep(0.4)
+    await asyncio.sleep(2.1)
     done = await resume(agent, store, await latest(store))
     assert sorted(str(done.output).split(", ")) == ["approved: False", "quick", "slept"]
     assert (await store.session("s")).status == "idle"

@@ -25,9 +25,9 @@ def tool_result(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Deliver the result of a tool call that ran outside of the agent, or its error.
+    """Deliver the result of a tool call that ran outside.
 
-    `holdfast sessions show` lists the calls that wait. The turn continues when no call waits any longer.
+    Pass its result, or the error with which it failed. `holdfast sessions show` lists the calls that wait. The turn continues when no call waits any longer.
 
     Examples:
         holdfast tool-result s1 call-7 --result '{"arrived": true}'
