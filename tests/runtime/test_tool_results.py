@@ -177,3 +177,17 @@ async def test_a_call_that_runs_outside_can_be_denied(store: Store):
         turn = await asked(session)
         await session.deny("a", feedback="too dear")
         assert "too dear" in await turn.result(timeout=20)
+
+
+@pytest.mark.parametrize("beside", [True, False])
+async def test_a_call_that_runs_outside_cannot_be_approved(store: Store, beside: bool):
+    agent = shop(order("a", "tea"), *([ToolCallPart("pay", {}, "c")] if beside else []))
+    async with connect(store, agents=agent) as hf:
+        session = await hf.session("s", agent=agent)
+        turn = await asked(session)
+        with pytest.raises(TurnFailed, match="runs outside; deliver its result, or deny it"):
+            await (await session.approve("a")).result(timeout=20)
+        await (await session.tool_result("a", "brewed")).result(timeout=20)
+        if beside:
+            await session.approve("c")
+        assert "brewed" in await turn.result(timeout=20)

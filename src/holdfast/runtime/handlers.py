@@ -79,7 +79,10 @@ async def approval(session: LeasedSession, submission: Submission) -> Batch:
     given = questions.answers
     new = _new_answers(answers, digests=digests, tools=tools, given=given, runner=runner)
     for answer in new:
-        _refuse_late(questions.asked.get(answer.call_id, {}), submission)
+        asked = questions.asked.get(answer.call_id, {})
+        if answer.approved and asked.get("external"):
+            raise Conflict(problem=f"call {answer.call_id} runs outside; deliver its result, or deny it")
+        _refuse_late(asked, submission)
     for answer in new:
         recorded = await deliver(session.store, questions.asked.get(answer.call_id, {}), answer)
         if recorded != answer:
