@@ -19,6 +19,7 @@ from holdfast.leases import hold_lease
 from holdfast.media import open_media
 from holdfast.retention import erase
 from holdfast.store import Store
+from holdfast.types import Batch, NewEvent
 from tests.builders import until
 from tests.runtime.agents import working
 
@@ -420,3 +421,24 @@ async def test_an_answer_waits_while_the_session_of_the_delegate_is_held(store: 
             assert (await sent.info()).state == "claimed"
         await sent.result(timeout=20)
         assert "paid 5" in str(await turn.result(timeout=20))
+
+
+async def test_a_question_with_the_origin_of_another_session_changes_nothing_there(store: Store):
+    """As in an archive that its owner has changed before it was restored."""
+    async with connect(store, agents=tree(store)) as hf:
+        theirs = await hf.session("theirs", agent="clerk")
+        await theirs.send("Pay.")
+        asked = await question(theirs)
+        assert asked.origin is not None
+        mine = await hf.session("mine", agent="clerk")
+        await mine.send("Pay.")
+        own = await question(mine)
+        theirs_before = await store.events(asked.origin.session_id, limit=1000)
+        forged = own.model_copy(update={"origin": asked.origin}).model_dump(mode="json", exclude_none=True)
+        (waiting,) = (await store.submissions("mine", state="waiting")).items
+        payload = json.dumps({"calls": [forged]})
+        async with hold_lease(store, "mine") as lease:
+            event = NewEvent(kind="approval_requested", run_id=waiting.run_id, payload=payload)
+            await store.write(lease, Batch(events=[event]))
+        await (await mine.approve(await question(mine))).result(timeout=20)
+        assert await store.events(asked.origin.session_id, limit=1000) == theirs_before

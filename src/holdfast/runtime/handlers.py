@@ -84,7 +84,7 @@ async def approval(session: LeasedSession, submission: Submission) -> Batch:
             raise Conflict(problem=f"call {answer.call_id} runs outside; deliver its result, or deny it")
         _refuse_late(asked, submission)
     for answer in new:
-        recorded = await deliver(session.store, questions.asked.get(answer.call_id, {}), answer)
+        recorded = await deliver(session.store, session.id, questions.asked.get(answer.call_id, {}), answer)
         if recorded != answer:
             raise Conflict(problem=already_answered(recorded))
     events = [NewEvent(kind=ANSWERED, run_id=waiting.run_id, payload=answer.as_json()) for answer in new]

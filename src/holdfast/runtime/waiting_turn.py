@@ -76,7 +76,9 @@ class WaitingTurn:
             feedback=None if approved else _LATE,
             by=DEADLINE,
         )
-        answer = self.questions.answers[call_id] = await deliver(self.leased.store, question, default)
+        answer = self.questions.answers[call_id] = await deliver(
+            self.leased.store, self.leased.id, question, default
+        )
         return NewEvent(kind=ANSWERED, run_id=run_id, payload=answer.as_json())
 
     async def _waits(self) -> list[Wait]:
