@@ -9,6 +9,8 @@ from pydantic import BaseModel
 from pydantic_ai import Agent, DeferredToolRequests, RunContext
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.tools import ToolDefinition
+from pydantic_ai.toolsets import ExternalToolset
 
 import holdfast
 from holdfast import Holdfast, connect
@@ -421,6 +423,27 @@ async def test_an_answer_waits_while_the_session_of_the_delegate_is_held(store: 
             assert (await sent.info()).state == "claimed"
         await sent.result(timeout=20)
         assert "paid 5" in str(await turn.result(timeout=20))
+
+
+async def test_a_result_for_the_call_of_a_delegate_is_refused(store: Store):
+    """No worker serves the session of the delegate: the result would stay queued."""
+    outside = ExternalToolset([ToolDefinition(name="order")])
+    orderer = Agent(
+        calling([ToolCallPart("order", {}, "o1")]),
+        name="orderer",
+        capabilities=[Holdfast(store)],
+        toolsets=[outside],
+        output_type=[str, DeferredToolRequests],
+    )
+    async with connect(store, agents=above(store, orderer, "clerk")) as hf:
+        session = await hf.session("s", agent="clerk")
+        await session.send("Order.")
+        asked = await question(session)
+        assert asked.origin is not None
+        with pytest.raises(Conflict, match="does not wait for a result"):
+            await (await hf.session(asked.origin.session_id)).tool_result("o1", "late")
+        with pytest.raises(TurnFailed, match="does not wait for a result"):
+            await (await session.tool_result(asked, "late")).result(timeout=20)
 
 
 async def test_a_question_with_the_origin_of_another_session_changes_nothing_there(store: Store):

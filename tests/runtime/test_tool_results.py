@@ -12,7 +12,7 @@ from pydantic_ai.toolsets import ExternalToolset
 
 from holdfast import connect, sleep
 from holdfast.client import SessionHandle
-from holdfast.errors import ApprovalNeeded, Conflict, TurnFailed
+from holdfast.errors import ApprovalNeeded, BadInput, Conflict, TurnFailed
 from holdfast.store import Store
 from tests.builders import until
 from tests.runtime.agents import kinds
@@ -191,3 +191,12 @@ async def test_a_call_that_runs_outside_cannot_be_approved(store: Store, beside:
         if beside:
             await session.approve("c")
         assert "brewed" in await turn.result(timeout=20)
+
+
+async def test_an_error_that_cannot_be_stored_is_refused_at_once(store: Store):
+    agent = shop(order("a", "tea"))
+    async with connect(store, agents=agent) as hf:
+        session = await hf.session("s", agent=agent)
+        await asked(session)
+        with pytest.raises(BadInput):
+            await session.tool_result("a", error="out of \x00 stock")
