@@ -16,10 +16,10 @@ import holdfast
 from holdfast import Holdfast, connect
 from holdfast.approval import ApprovalRequest
 from holdfast.client import SessionHandle
-from holdfast.errors import Conflict, TurnFailed
+from holdfast.errors import Conflict, RetentionRefused, TurnFailed
 from holdfast.leases import hold_lease
 from holdfast.media import open_media
-from holdfast.retention import erase
+from holdfast.retention import clean, erase
 from holdfast.store import Store
 from holdfast.types import Batch, NewEvent
 from tests.builders import until
@@ -423,6 +423,27 @@ async def test_an_answer_waits_while_the_session_of_the_delegate_is_held(store: 
             assert (await sent.info()).state == "claimed"
         await sent.result(timeout=20)
         assert "paid 5" in str(await turn.result(timeout=20))
+
+
+async def test_the_session_of_a_delegate_is_kept_until_the_turn_at_the_root_has_ended(store: Store):
+    """It has no submission of its own, so it counts as idle while its question waits for days."""
+    media = open_media(store=store)
+    async with connect(store, agents=tree(store)) as hf:
+        session = await hf.session("s", agent="clerk")
+        turn = await session.send("Pay.")
+        asked = await question(session)
+        assert asked.origin is not None
+        below = asked.origin.session_id
+        with pytest.raises(RetentionRefused, match="a delegate of session s, which has submissions"):
+            await clean(store, media, below, idle_days=0, actor="policy")
+        await session.approve(asked)
+        assert "paid 5" in str(await turn.result(timeout=20))
+
+        async def ended() -> bool:
+            return (await store.session("s")).pending == 0
+
+        await until(ended)
+        await clean(store, media, below, idle_days=0, actor="policy")
 
 
 async def test_a_result_for_the_call_of_a_delegate_is_refused(store: Store):
