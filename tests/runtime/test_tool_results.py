@@ -13,6 +13,7 @@ from pydantic_ai.toolsets import ExternalToolset
 from holdfast import connect, sleep
 from holdfast.client import SessionHandle
 from holdfast.errors import ApprovalNeeded, BadInput, Conflict, TurnFailed
+from holdfast.runtime.settling import settle_effect
 from holdfast.store import Store
 from tests.builders import until
 from tests.runtime.agents import kinds
@@ -191,6 +192,16 @@ async def test_a_call_that_runs_outside_cannot_be_approved(store: Store, beside:
         if beside:
             await session.approve("c")
         assert "brewed" in await turn.result(timeout=20)
+
+
+async def test_a_call_that_is_settled_answers_its_question(store: Store):
+    agent = shop(order("a", "tea"), order("b", "milk"))
+    async with connect(store, agents=agent) as hf:
+        session = await hf.session("s", agent=agent)
+        turn = await asked(session)
+        for effect in (await store.effects("s")).items:
+            await settle_effect(store, effect.run_id, effect.call_id, actor="ada", result=effect.call_id)
+        assert json.loads(await turn.result(timeout=20)) == [["order", "a"], ["order", "b"]]
 
 
 async def test_an_error_that_cannot_be_stored_is_refused_at_once(store: Store):
