@@ -211,7 +211,8 @@ async def cancel_queued(session: LeasedSession, interrupt: Submission) -> Batch 
         return Batch()
     if target.session_id != session.id or target.ended_at is not None:
         return Batch()
-    if target.started_at is not None:
+    # One that was claimed, and whose run has not begun, is not the current turn if it is queued again: a message for later may overtake it.
+    if target.state != "queued" or target.run_id is not None:
         return None
     return Batch(submissions=[SubmissionChange(id=target.id, state="failed", reason="interrupted")])
 
