@@ -27,6 +27,13 @@ def refuse_cleaning(state: RetentionState, *, idle: float, grace: float = 0.0, f
             "Wait until they have ended, or use force to drop them.",
             pending=state.pending,
         )
+    if state.awaited_by is not None:
+        raise _refused(
+            state,
+            "pending",
+            f"it belongs to a delegate of session {state.awaited_by}, which has submissions that have not ended",
+            "Wait until they have ended, or use force.",
+        )
     if state.behind:
         raise _refused(
             state,

@@ -21,7 +21,7 @@ DEADLINE: Final = "deadline"
 C = TypeVar("C", bound=Effect | EffectInfo)
 _BEGIN = ("step_started", "undo_started", "tool_call_started", "tool_call_completed")
 """The events that show whether a call of the current run is running."""
-_DEEPEST = 50
+DEEPEST: Final = 50
 """How many levels of delegates a question passes."""
 _RECENT_EVENTS = 2000
 """How many events back a repeated answer is recognized."""
@@ -139,7 +139,7 @@ def _origin(question: Mapping[str, Any]) -> tuple[str, str]:
 
 async def root_of(store: Store, session: Session) -> Session:
     """Return the session at the root of the tree of delegates that a session belongs to."""
-    for _ in range(_DEEPEST):
+    for _ in range(DEEPEST):
         if session.parent_id is None:
             break
         session = await store.session(session.parent_id)

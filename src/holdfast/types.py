@@ -92,6 +92,7 @@ class RetentionState:
     """The facts about a session that decide whether retention may delete it. `archive` is the SHA-256 of its archive.
 
     `holder` is the other process that holds it now, `behind` names the consumers whose cursors have not reached `seq`,
+    `awaited_by` is the session above that of a delegate whose turn has not ended,
     `commands` is the number of running shell commands, `idle` is in seconds. `cleaned_at` is when the deletion of its content
     began, `rehydrated_at` when it was last restored from an archive, and `now` is the store's current time.
     """
@@ -109,6 +110,7 @@ class RetentionState:
     archive: str | None
     now: datetime
     rehydrated_at: datetime | None = None
+    awaited_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Submissions for later, and turns that wait until a time: rows with a time, by the clock of the database."""
 
 import asyncio
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
@@ -11,6 +11,7 @@ from holdfast.types import Batch, Lease, Run, SubmissionChange, Work
 from tests.builders import brief, new_session, until
 
 SOON = timedelta(seconds=1)
+EAST, WEST = timezone(timedelta(hours=14)), timezone(-timedelta(hours=14))
 
 
 async def later(store: Store, session_id: str, delay: timedelta = SOON) -> datetime:
@@ -85,12 +86,25 @@ async def test_a_time_in_the_past_is_now(store: Store, delay: timedelta):
     assert work.session.id == session_id
 
 
+@pytest.mark.parametrize(
+    "at", [datetime(1969, 12, 31, tzinfo=UTC), datetime.min.replace(tzinfo=EAST)], ids=str
+)
+async def test_a_time_before_1970_is_now(store: Store, at: datetime):
+    session_id = await new_session(store)
+    late = await store.submit(session_id, "message", '{"text": "late"}', deliver_at=at)
+    (work,) = await store.next_work(await store.join("test", ttl=60))
+    assert work.submission is not None
+    assert work.submission.id == late.id
+
+
 async def test_times_that_are_refused(store: Store):
     session_id = await new_session(store)
     with pytest.raises(BadInput, match="deliver_at has no time zone"):
         await store.submit(session_id, "message", deliver_at=datetime(2030, 1, 1))  # noqa: DTZ001
     with pytest.raises(BadInput, match="more than ten years ahead"):
         await store.submit(session_id, "message", deliver_at=datetime(2100, 1, 1, tzinfo=UTC))
+    with pytest.raises(BadInput, match="more than ten years ahead"):
+        await store.submit(session_id, "message", deliver_at=datetime.max.replace(tzinfo=WEST))
     assert (await store.submissions(session_id)).items == []
 
 

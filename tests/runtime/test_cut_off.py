@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from holdfast.record.ledger import latest_entries
 from holdfast.runtime import AgentSetup, Turn, settle_effect
 from holdfast.runtime import agent as function_agent
 from holdfast.store import Store
-from holdfast.types import Batch, Effect, Lease, Run, Submission
+from holdfast.types import Batch, Effect, Lease, Run, Submission, SubmissionChange
 from tests.builders import until as holds
 from tests.record.agents import scripted
 from tests.runtime.agents import ended, is_kind, kinds, send, until, working
@@ -474,3 +475,34 @@ async def test_a_reason_that_no_engine_stores_is_stored_readably(store: Store, s
         refused = await ended(store, await store.submit(session, "approval", json.dumps(odd), lane="control"))
     assert (refused.state, refused.attempts) == ("failed", 1)
     assert "a\ufffdb" in str(refused.reason)
+
+
+async def test_an_interrupt_of_a_turn_that_was_cut_off_leaves_another_turn_alone(store: Store, session: str):
+    """Its run had not begun, so a message for later, which has its place in the queue from before, runs first."""
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    @function_agent("agent")
+    async def respond(turn: Turn) -> str:
+        entered.set()
+        await leave.wait()
+        return turn.text
+
+    later = await send(store, session, "later", deliver_at=await store.now() + timedelta(seconds=1))
+    cut_off = await send(store, session, "now")
+    holder = await store.join("dying", ttl=60)
+    (work,) = await store.next_work(holder)
+    assert work.submission is not None
+    assert work.submission.id == cut_off.id
+    again = SubmissionChange(id=cut_off.id, state="queued")
+    await store.write(work.lease, Batch(submissions=[again], status="idle"))
+    await asyncio.sleep(1)
+    await store.release(work.lease)
+    async with working(store, respond):
+        await asyncio.wait_for(entered.wait(), 20)
+        assert (await store.submission(later.id)).state == "claimed"
+        target = json.dumps({"submission_id": cut_off.id})
+        await ended(store, await store.submit(session, "interrupt", target, lane="control"))
+        leave.set()
+        assert (await ended(store, later)).state == "done"
+        removed = await store.submission(cut_off.id)
+        assert (removed.state, removed.reason) == ("failed", "interrupted")

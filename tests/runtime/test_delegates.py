@@ -9,16 +9,19 @@ from pydantic import BaseModel
 from pydantic_ai import Agent, DeferredToolRequests, RunContext
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.tools import ToolDefinition
+from pydantic_ai.toolsets import ExternalToolset
 
 import holdfast
 from holdfast import Holdfast, connect
 from holdfast.approval import ApprovalRequest
 from holdfast.client import SessionHandle
-from holdfast.errors import Conflict, TurnFailed
+from holdfast.errors import Conflict, RetentionRefused, TurnFailed
 from holdfast.leases import hold_lease
 from holdfast.media import open_media
-from holdfast.retention import erase
+from holdfast.retention import clean, erase
 from holdfast.store import Store
+from holdfast.types import Batch, NewEvent
 from tests.builders import until
 from tests.runtime.agents import working
 
@@ -420,3 +423,66 @@ async def test_an_answer_waits_while_the_session_of_the_delegate_is_held(store: 
             assert (await sent.info()).state == "claimed"
         await sent.result(timeout=20)
         assert "paid 5" in str(await turn.result(timeout=20))
+
+
+async def test_the_session_of_a_delegate_is_kept_until_the_turn_at_the_root_has_ended(store: Store):
+    """It has no submission of its own, so it counts as idle while its question waits for days."""
+    media = open_media(store=store)
+    async with connect(store, agents=tree(store)) as hf:
+        session = await hf.session("s", agent="clerk")
+        turn = await session.send("Pay.")
+        asked = await question(session)
+        assert asked.origin is not None
+        below = asked.origin.session_id
+        with pytest.raises(RetentionRefused, match="a delegate of session s, which has submissions"):
+            await clean(store, media, below, idle_days=0, actor="policy")
+        await session.approve(asked)
+        assert "paid 5" in str(await turn.result(timeout=20))
+
+        async def ended() -> bool:
+            return (await store.session("s")).pending == 0
+
+        await until(ended)
+        await clean(store, media, below, idle_days=0, actor="policy")
+
+
+async def test_a_result_for_the_call_of_a_delegate_is_refused(store: Store):
+    """No worker serves the session of the delegate: the result would stay queued."""
+    outside = ExternalToolset([ToolDefinition(name="order")])
+    orderer = Agent(
+        calling([ToolCallPart("order", {}, "o1")]),
+        name="orderer",
+        capabilities=[Holdfast(store)],
+        toolsets=[outside],
+        output_type=[str, DeferredToolRequests],
+    )
+    async with connect(store, agents=above(store, orderer, "clerk")) as hf:
+        session = await hf.session("s", agent="clerk")
+        await session.send("Order.")
+        asked = await question(session)
+        assert asked.origin is not None
+        with pytest.raises(Conflict, match="does not wait for a result"):
+            await (await hf.session(asked.origin.session_id)).tool_result("o1", "late")
+        with pytest.raises(TurnFailed, match="does not wait for a result"):
+            await (await session.tool_result(asked, "late")).result(timeout=20)
+
+
+async def test_a_question_with_the_origin_of_another_session_changes_nothing_there(store: Store):
+    """As in an archive that its owner has changed before it was restored."""
+    async with connect(store, agents=tree(store)) as hf:
+        theirs = await hf.session("theirs", agent="clerk")
+        await theirs.send("Pay.")
+        asked = await question(theirs)
+        assert asked.origin is not None
+        mine = await hf.session("mine", agent="clerk")
+        await mine.send("Pay.")
+        own = await question(mine)
+        theirs_before = await store.events(asked.origin.session_id, limit=1000)
+        forged = own.model_copy(update={"origin": asked.origin}).model_dump(mode="json", exclude_none=True)
+        (waiting,) = (await store.submissions("mine", state="waiting")).items
+        payload = json.dumps({"calls": [forged]})
+        async with hold_lease(store, "mine") as lease:
+            event = NewEvent(kind="approval_requested", run_id=waiting.run_id, payload=payload)
+            await store.write(lease, Batch(events=[event]))
+        await (await mine.approve(await question(mine))).result(timeout=20)
+        assert await store.events(asked.origin.session_id, limit=1000) == theirs_before

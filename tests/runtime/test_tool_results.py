@@ -12,7 +12,8 @@ from pydantic_ai.toolsets import ExternalToolset
 
 from holdfast import connect, sleep
 from holdfast.client import SessionHandle
-from holdfast.errors import ApprovalNeeded, Conflict, TurnFailed
+from holdfast.errors import ApprovalNeeded, BadInput, Conflict, TurnFailed
+from holdfast.runtime.settling import settle_effect
 from holdfast.store import Store
 from tests.builders import until
 from tests.runtime.agents import kinds
@@ -177,3 +178,36 @@ async def test_a_call_that_runs_outside_can_be_denied(store: Store):
         turn = await asked(session)
         await session.deny("a", feedback="too dear")
         assert "too dear" in await turn.result(timeout=20)
+
+
+@pytest.mark.parametrize("beside", [True, False])
+async def test_a_call_that_runs_outside_cannot_be_approved(store: Store, beside: bool):
+    agent = shop(order("a", "tea"), *([ToolCallPart("pay", {}, "c")] if beside else []))
+    async with connect(store, agents=agent) as hf:
+        session = await hf.session("s", agent=agent)
+        turn = await asked(session)
+        with pytest.raises(TurnFailed, match="runs outside; deliver its result, or deny it"):
+            await (await session.approve("a")).result(timeout=20)
+        await (await session.tool_result("a", "brewed")).result(timeout=20)
+        if beside:
+            await session.approve("c")
+        assert "brewed" in await turn.result(timeout=20)
+
+
+async def test_a_call_that_is_settled_answers_its_question(store: Store):
+    agent = shop(order("a", "tea"), order("b", "milk"))
+    async with connect(store, agents=agent) as hf:
+        session = await hf.session("s", agent=agent)
+        turn = await asked(session)
+        for effect in (await store.effects("s")).items:
+            await settle_effect(store, effect.run_id, effect.call_id, actor="ada", result=effect.call_id)
+        assert json.loads(await turn.result(timeout=20)) == [["order", "a"], ["order", "b"]]
+
+
+async def test_an_error_that_cannot_be_stored_is_refused_at_once(store: Store):
+    agent = shop(order("a", "tea"))
+    async with connect(store, agents=agent) as hf:
+        session = await hf.session("s", agent=agent)
+        await asked(session)
+        with pytest.raises(BadInput):
+            await session.tool_result("a", error="out of \x00 stock")

@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -119,6 +120,23 @@ async def failed(turn: Any) -> str:
 async def undone(store: Store, session_id: str = "s") -> list[str]:
     entries = await ledger(store, session_id)
     return [f"{e.call_id}: {e.state}" for e in entries if e.undoes is not None]
+
+
+async def test_a_turn_whose_question_nobody_answers_is_undone(store: Store, world: World):
+    @holdfast.agent("shop", undo=[world.cancel], on_failure="undo")
+    async def run(turn: Turn) -> str:
+        await turn.step("book", world.do, "book", undo=world.cancel)
+        return str(await turn.ask("Pay?", deadline=timedelta(seconds=1), default="fail"))
+
+    async with session_of(store, run) as session:
+        turn = await session.send("go")
+        with pytest.raises(ApprovalNeeded):
+            await turn.result(timeout=20)
+        await until(store, "s", is_kind("submission_failed"))
+        assert "was not answered before its deadline" in await failed(turn)
+        assert world.log == ["book", "-book"]
+        assert (await session.info()).status == "failed"
+        assert await store.check() == []
 
 
 async def test_a_turn_that_fails_is_undone_before_it_ends(store: Store, world: World):

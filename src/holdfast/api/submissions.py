@@ -190,7 +190,10 @@ class ToolResult(RequestBody):
     )
     result: Any = Field(None, description="Any JSON value. The model receives it as the result of the call.")
     error: str | None = Field(
-        None, min_length=1, description="Why the call failed, instead of a result. The model receives it."
+        None,
+        min_length=1,
+        pattern=r"^[^\x00]*$",
+        description="Why the call failed, instead of a result. The model receives it.",
     )
     idempotency_key: Name | None = Field(
         None, description="A second result with the same key is not delivered; the first one is returned."

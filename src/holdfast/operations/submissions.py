@@ -20,11 +20,11 @@ from holdfast.api.submissions import (
     UndoTarget,
 )
 from holdfast.counting import count
-from holdfast.errors import BadInput, NotFound
+from holdfast.errors import BadInput, Conflict, NotFound
 from holdfast.jsontext import strict_json
 from holdfast.operations.access import Caller
 from holdfast.operations.registry import ClientMethod, CursorText, Limit, SessionId, operation
-from holdfast.questions import addressee
+from holdfast.questions import addressee, waiting_turn
 from holdfast.runtime.payloads import check_retry, check_undo
 from holdfast.tracing import SUBMIT, carried, span
 from holdfast.types import UNDO_EFFECTS, Lane, Submission, SubmissionState
@@ -164,6 +164,9 @@ async def tool_result(caller: Caller, session_id: SessionId, body: ToolResult) -
     """Deliver the result of a tool call that ran outside of the agent, or its error. It is bound to the digest of the call's arguments."""
     if body.error is not None and body.result is not None:
         raise BadInput(problem="pass either a result or an error")
+    if caller.session.parent_id is not None and await waiting_turn(caller.store, session_id) is None:
+        # Often no worker serves the session of a delegate: the result would stay queued.
+        raise Conflict(problem=f"call {body.call_id} of session {session_id} does not wait for a result")
     payload = body.model_dump(exclude={"idempotency_key"}, exclude_none=True) | {"by": caller.actor}
     key = body.idempotency_key
     return await submit_kind(caller, session_id, "tool_result", payload, lane="control", idempotency_key=key)

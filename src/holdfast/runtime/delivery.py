@@ -1,12 +1,13 @@
 """Deliver the answer to a question of a delegate: record it in the session that asked, where the delegate's next run finds it."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from holdfast.errors import SessionNotFound
+from holdfast.errors import NotFound, SessionNotFound
 from holdfast.leases import acquire, joined
-from holdfast.questions import ANSWERED, ApprovalAnswer, read_questions
+from holdfast.questions import ANSWERED, DEEPEST, ApprovalAnswer, read_questions
 from holdfast.record.resume_point import continued_runs
 from holdfast.store import Store
 from holdfast.types import Batch, NewEvent
@@ -16,14 +17,17 @@ _PAUSE_SECONDS: Final = 0.2
 """How long to wait for the session of the delegate, which another process may hold for a moment, in all ten seconds."""
 
 
-async def deliver(store: Store, question: Mapping[str, Any], answer: ApprovalAnswer) -> ApprovalAnswer:
+async def deliver(
+    store: Store, session_id: str, question: Mapping[str, Any], answer: ApprovalAnswer
+) -> ApprovalAnswer:
     """Record an answer in the session of the delegate that asked, and return the answer that is recorded there.
 
     It is delivered before the session at the root records it: if the process dies in between, it is delivered again. The answer to a
-    question of the session's own agent, or of a delegate that was erased, is returned unchanged. Raises `SessionBusy`.
+    question of the session's own agent, or of a delegate that was erased, is returned unchanged. So is one to a question of a run that is
+    no delegate of `session_id`: its events may come from an archive, which can name the session of anybody. Raises `SessionBusy`.
     """
     origin = question.get("origin")
-    if origin is None:
+    if origin is None or not await _is_below(store, session_id, origin):
         return answer
     own = replace(answer, call_id=origin["call_id"])
     try:
@@ -38,3 +42,18 @@ async def deliver(store: Store, question: Mapping[str, Any], answer: ApprovalAns
     except SessionNotFound:
         pass
     return answer
+
+
+async def _is_below(store: Store, session_id: str, origin: Mapping[str, Any]) -> bool:
+    """Return whether the run that asks is in the session that is named, and was started by the session, through any delegates."""
+    with suppress(NotFound):
+        run = await store.run(origin["run_id"])
+        if run.session_id != origin["session_id"]:
+            return False
+        for _ in range(DEEPEST):
+            if run.parent_id is None:
+                return False
+            run = await store.run(run.parent_id)
+            if run.session_id == session_id:
+                return True
+    return False

@@ -79,9 +79,12 @@ async def approval(session: LeasedSession, submission: Submission) -> Batch:
     given = questions.answers
     new = _new_answers(answers, digests=digests, tools=tools, given=given, runner=runner)
     for answer in new:
-        _refuse_late(questions.asked.get(answer.call_id, {}), submission)
+        asked = questions.asked.get(answer.call_id, {})
+        if answer.approved and asked.get("external"):
+            raise Conflict(problem=f"call {answer.call_id} runs outside; deliver its result, or deny it")
+        _refuse_late(asked, submission)
     for answer in new:
-        recorded = await deliver(session.store, questions.asked.get(answer.call_id, {}), answer)
+        recorded = await deliver(session.store, session.id, questions.asked.get(answer.call_id, {}), answer)
         if recorded != answer:
             raise Conflict(problem=already_answered(recorded))
     events = [NewEvent(kind=ANSWERED, run_id=waiting.run_id, payload=answer.as_json()) for answer in new]
@@ -208,7 +211,8 @@ async def cancel_queued(session: LeasedSession, interrupt: Submission) -> Batch 
         return Batch()
     if target.session_id != session.id or target.ended_at is not None:
         return Batch()
-    if target.started_at is not None:
+    # One that was claimed, and whose run has not begun, is not the current turn if it is queued again: a message for later may overtake it.
+    if target.state != "queued" or target.run_id is not None:
         return None
     return Batch(submissions=[SubmissionChange(id=target.id, state="failed", reason="interrupted")])
 

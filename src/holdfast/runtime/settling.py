@@ -1,6 +1,7 @@
 """Record the outcome of a tool call or step that a person has determined."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -46,7 +47,7 @@ async def settle_effect(
             raise Conflict(problem=f"call {call_id} of run {run_id} was not started; approve or deny it")
         settled, event = settled_as(effect, actor, result=result, error=error)
         batch = Batch(effects=[settled], events=[event])
-        if ledger.waits_for(effect) == "again":
+        if ledger.waits_for(effect) in {"again", "external"}:
             await _answer_question(store, effect, batch, actor)
         # Before the change: an audit entry without a change is better than a change without an audit entry.
         facts = {"run_id": run_id, "call_id": call_id, "tool": settled.tool, "state": settled.state}
@@ -88,7 +89,9 @@ async def _answer_question(store: Store, effect: Effect, batch: Batch, actor: st
     waiting = await waiting_turn(store, effect.session_id)
     questions = await pending_approvals(store, effect.session_id)
     about = ledger.asked_about(effect)
-    question = next((each for each in questions if each.get("unsettled") == about), None)
+    question = next(
+        (each for each in questions if each.get("unsettled") == about or _runs_outside(each, effect)), None
+    )
     if waiting is None or question is None:
         return
     if (
@@ -103,3 +106,9 @@ async def _answer_question(store: Store, effect: Effect, batch: Batch, actor: st
     batch.events = [*batch.events, answered]
     if len(questions) == 1:
         batch.submissions, batch.status = [requeued(waiting)], "idle"
+
+
+def _runs_outside(question: Mapping[str, Any], effect: Effect) -> bool:
+    """Return whether a question waits for the result of this call, which runs outside. The entry has a number if the id was used before."""
+    entries = {effect.call_id, effect.call_id.rpartition("~")[0]}
+    return bool(question.get("external")) and ledger.entry(question["call_id"], 0) in entries

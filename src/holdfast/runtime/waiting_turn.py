@@ -16,6 +16,7 @@ from holdfast.record.ending import continues_at, describe_waiting
 from holdfast.record.waits import SIGNAL, Wait, open_waits
 from holdfast.runtime.delivery import deliver
 from holdfast.runtime.leased_session import LeasedSession
+from holdfast.runtime.undo_request import undo_first
 from holdfast.types import Batch, NewEvent, Run, Submission, SubmissionChange
 
 _LATE = "Nobody answered before the deadline."
@@ -76,7 +77,9 @@ class WaitingTurn:
             feedback=None if approved else _LATE,
             by=DEADLINE,
         )
-        answer = self.questions.answers[call_id] = await deliver(self.leased.store, question, default)
+        answer = self.questions.answers[call_id] = await deliver(
+            self.leased.store, self.leased.id, question, default
+        )
         return NewEvent(kind=ANSWERED, run_id=run_id, payload=answer.as_json())
 
     async def _waits(self) -> list[Wait]:
@@ -110,12 +113,16 @@ class WaitingTurn:
         await self.leased.store.write(self.leased.lease, batch)
 
     async def _fail(self, question: Mapping[str, Any]) -> None:
-        """End the turn as failed, with its waiting run."""
+        """End the turn as failed, with its waiting run. Its effects are undone before, if its agent declares that."""
         at = deadline_of(question)
         reason = f"{_describe(question)} was not answered before its deadline, {at and at.isoformat(timespec='seconds')}"
         run = replace(self.run, status="failed", error=reason)
         event = NewEvent(kind="run_failed", run_id=run.id, payload=lenient_json({"error": reason}))
         batch = Batch(events=[event], runs=[run], status="failed", error=reason)
+        if await self.leased.undoable_turn(self.submission) is not None:
+            undo_first(batch, self.submission.id, run, reason)
+            await self.leased.store.write(self.leased.lease, batch)
+            return
         await self.leased.end(self.submission, "failed", reason, batch=batch, run_id=run.id)
 
 

@@ -37,6 +37,8 @@ CONTENT: Final = (
 
 KEPT: Final = frozenset({"heads", "audit", "tombstones", "schedules"})
 """Tables that name sessions but contain none of their content. A schedule has its own text; an erasure of its session deletes it."""
+_DEEPEST: Final = 50
+"""How many levels of delegates are checked."""
 
 
 class RetentionMethods(Transactions):
@@ -254,10 +256,24 @@ class RetentionMethods(Transactions):
         if not rows:
             raise SessionNotFound(id=session_id)
         behind = yield op("cursors_behind", session_id=session_id)
-        return _to_retention_state(rows[0], [row["consumer"] for row in behind], lease)
+        awaited_by = yield from self._awaited_by(session_id)
+        return _to_retention_state(rows[0], [row["consumer"] for row in behind], awaited_by, lease)
+
+    def _awaited_by(self, session_id: str) -> Tx[str | None]:
+        """Return the session above a delegate that has a turn which has not ended: it may continue the delegate, or read its result."""
+        rows = yield op("sessions", id=session_id, limit=1)
+        for _ in range(_DEEPEST):
+            if not rows or rows[0]["parent_id"] is None:
+                break
+            rows = yield op("sessions", id=rows[0]["parent_id"], limit=1)
+            if rows and rows[0]["pending"]:
+                return rows[0]["id"]
+        return None
 
 
-def _to_retention_state(row: Row, behind: list[str], lease: Lease | None) -> RetentionState:
+def _to_retention_state(
+    row: Row, behind: list[str], awaited_by: str | None, lease: Lease | None
+) -> RetentionState:
     ours = lease is not None and row["holder"] == lease.holder
     return RetentionState(
         session_id=row["id"],
@@ -266,6 +282,7 @@ def _to_retention_state(row: Row, behind: list[str], lease: Lease | None) -> Ret
         holder=None if ours else row["holder_name"],
         seq=row["seq"],
         pending=row["pending"],
+        awaited_by=awaited_by,
         behind=behind,
         commands=row["commands"],
         idle=row["idle_us"] / 1_000_000,

@@ -17,7 +17,7 @@ from holdfast.framework_sessions import NO_WORKER, refuse_foreign
 from holdfast.ids import check_choice, check_id, check_name, check_time, new_id, title_from
 from holdfast.jsontext import read_recorded
 from holdfast.schedules import schedule_of
-from holdfast.store.rows import Row, from_cursor, from_row, microseconds, moment, page_limit, to_page
+from holdfast.store.rows import Row, from_cursor, from_row, microseconds, page_limit, to_page
 from holdfast.store.transactions import (
     Statement,
     Transactions,
@@ -98,7 +98,7 @@ class SubmissionMethods(Transactions):
             payload=payload,
             idempotency_key=idempotency_key,
             trace=trace,
-            deliver_at=0 if deliver_at is None else microseconds(check_time(deliver_at, "deliver_at")),
+            deliver_at=0 if deliver_at is None else _delivery(deliver_at),
         )
         return await self._submit(session_id, new, [] if id is None else [id])
 
@@ -154,7 +154,7 @@ class SubmissionMethods(Transactions):
     def _refuse_far(self, at: int) -> Tx[None]:
         (clock,) = yield op("now")
         if at > clock["now"] + _FARTHEST_US:
-            raise BadInput(problem=f"{moment(at).isoformat()} is more than ten years ahead")
+            raise BadInput(problem="deliver_at is more than ten years ahead")
 
     def _queue(self, new: NewSubmission, *, ready: bool) -> Tx[Row]:
         """Add a submission to the queue of a session whose head is locked, with its event."""
@@ -289,6 +289,11 @@ class SubmissionMethods(Transactions):
         rows = yield from self._of_session(session_id, wanted)
         unread = {} if payloads else {"payload": ""}
         return to_page(rows, limit, [from_row(Submission, row, **unread) for row in rows], "position")
+
+
+def _delivery(at: datetime) -> int:
+    """Return the time of a submission as it is stored. A time before 1970 would be negative: it is now, like any in the past."""
+    return max(0, microseconds(check_time(at, "deliver_at")))
 
 
 def queued(new: NewSubmission) -> Json:
