@@ -1,6 +1,7 @@
 """Every metric that is documented is there, on the command that a user starts, and counts what it says."""
 
 import asyncio
+import json
 import re
 import signal
 from collections.abc import AsyncGenerator
@@ -8,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import promql_parser
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast import Store
@@ -25,10 +28,14 @@ from tests.servers import free_port
 
 pytestmark = pytest.mark.processes
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
+DEPLOY = PAGE.parents[2] / "deploy"
 DOCUMENTED = {
     name: set(re.findall(r"`(\w+)`", labels.split(":")[0]))
     for name, labels in re.findall(r"^\| `(holdfast_\w+)` \|([^|]*)\|", PAGE.read_text(), re.MULTILINE)
 }
+
+
+_SUFFIX = "_(bucket|count|sum)$"
 
 
 def parsed(text: str) -> dict[str, float]:
@@ -79,14 +86,20 @@ async def used(server: Front) -> str:
     return text
 
 
-async def test_every_documented_metric_is_exposed(server: Front):
-    found = parsed(text := await used(server))
+def labels_by_metric(text: str) -> dict[str, set[str]]:
+    """Return the labels of every exported metric. A histogram has the name without its suffix."""
     exported: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            name = re.sub(r"_(bucket|count|sum)$", "", sample.name)
+            name = re.sub(_SUFFIX, "", sample.name)
             if not name.endswith("_created"):
                 exported.setdefault(name, set()).update(sample.labels.keys() - {"le"})
+    return exported
+
+
+async def test_every_documented_metric_is_exposed(server: Front):
+    found = parsed(text := await used(server))
+    exported = labels_by_metric(text)
     assert len(DOCUMENTED) > 20
     assert exported == DOCUMENTED  # these, and no other
     assert found["holdfast_submissions_total message"] == 2
@@ -112,6 +125,54 @@ async def test_requests_tokens_cost_and_calls_are_counted_by_agent_model_and_too
     assert found["holdfast_tool_calls_total measured failed fail"] == 1
     assert found["holdfast_tool_seconds_count measured look"] == 2
     assert "secret" not in text  # no label comes from a model or from content
+
+
+def expressions(file: str) -> dict[str, str]:
+    """Return the PromQL expressions of a file, by the titles of their panels and alerts."""
+    if file.endswith(".json"):
+        board = json.loads((DEPLOY / file).read_text())
+        labels = {
+            variable["name"]: re.sub(r"label_values\((\w+), (\w+)\)", r"sum by (\2) (\1)", variable["query"])
+            for variable in board["templating"]["list"]
+            if variable["type"] == "query"
+        }
+        return labels | {
+            f"{panel['title']}, {target['refId']}": target["expr"].replace("$__rate_interval", "5m")
+            for panel in board["panels"]
+            for target in panel.get("targets", [])
+        }
+    groups = yaml.safe_load((DEPLOY / file).read_text())["groups"]
+    return {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
+
+
+def used_labels(expression: str) -> dict[str, set[str]]:
+    """Return the metrics of an expression, each with the labels that the expression uses of it."""
+    labels: dict[str, set[str]] = {}
+    groups: list[list[str]] = []
+
+    def enter(node: promql_parser.Expr) -> None:
+        if isinstance(node, promql_parser.AggregateExpr):
+            groups.append(node.modifier.labels if node.modifier else [])
+        elif isinstance(node, promql_parser.VectorSelector):
+            matched = [matcher.name for matcher in node.matchers.matchers]
+            labels.setdefault(str(node.name), set()).update(matched, *groups)
+
+    def leave(node: promql_parser.Expr) -> None:
+        if isinstance(node, promql_parser.AggregateExpr):
+            groups.pop()
+
+    promql_parser.walk(promql_parser.parse(expression), enter, leave)
+    return labels
+
+
+@pytest.mark.parametrize("file", ["grafana.json", "alerts.yaml"])
+async def test_dashboard_and_alerts_use_metrics_and_labels_that_are_exposed(server: Front, file: str):
+    exported = labels_by_metric(await used(server))
+    for place, expression in expressions(file).items():
+        for metric, labels in used_labels(expression).items():
+            name = re.sub(_SUFFIX, "", metric)
+            assert name in exported, place
+            assert labels - ({"le"} if metric.endswith("_bucket") else set()) <= exported[name], place
 
 
 async def test_queue_wait_and_leases_are_those_of_the_store(engine: Engine, store: Store):
