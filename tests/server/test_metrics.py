@@ -141,6 +141,9 @@ def expressions(file: str) -> dict[str, str]:
             for panel in board["panels"]
             for target in panel.get("targets", [])
         }
+    if file == "autoscaling.yaml":
+        triggers = yaml.safe_load((DEPLOY / file).read_text())["spec"]["triggers"]
+        return {trigger["metricType"]: trigger["metadata"]["query"] for trigger in triggers}
     groups = yaml.safe_load((DEPLOY / file).read_text())["groups"]
     return {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
 
@@ -165,8 +168,10 @@ def used_labels(expression: str) -> dict[str, set[str]]:
     return labels
 
 
-@pytest.mark.parametrize("file", ["grafana.json", "alerts.yaml"])
-async def test_dashboard_and_alerts_use_metrics_and_labels_that_are_exposed(server: Front, file: str):
+@pytest.mark.parametrize("file", ["grafana.json", "alerts.yaml", "autoscaling.yaml"])
+async def test_dashboard_alerts_and_autoscaling_use_metrics_and_labels_that_are_exposed(
+    server: Front, file: str
+):
     exported = labels_by_metric(await used(server))
     for place, expression in expressions(file).items():
         for metric, labels in used_labels(expression).items():
