@@ -59,3 +59,17 @@ def test_without_file_descriptors_it_does_not_use_a_core(server: WSGIServer):
 def test_a_client_that_sends_nothing_is_dropped(server: WSGIServer):
     with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as client:
         assert client.recv(1) == b""
+
+
+def test_the_values_of_a_label_are_bounded():
+    registry = CollectorRegistry()
+    count = metrics.Counts(registry, metrics.WORKER)
+    for number in range(metrics.MOST_VALUES + 5):
+        count("tool_calls", 1, {"agent": "a", "tool": f"tool-{number}", "outcome": "completed"})
+    count("tool_calls", 1, {"agent": "a", "tool": "tool-0", "outcome": "completed"})
+
+    def calls(tool: str) -> float | None:
+        labels = {"agent": "a", "tool": tool, "outcome": "completed"}
+        return registry.get_sample_value("holdfast_tool_calls_total", labels)
+
+    assert (calls("tool-0"), calls("other"), calls(f"tool-{metrics.MOST_VALUES}")) == (2, 5, None)

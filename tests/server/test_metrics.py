@@ -1,6 +1,7 @@
 """Every metric that is documented is there, on the command that a user starts, and counts what it says."""
 
 import asyncio
+import json
 import re
 import signal
 from collections.abc import AsyncGenerator
@@ -8,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import promql_parser
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast import Store
@@ -20,11 +23,19 @@ from tests.conftest import Engine
 from tests.promises.workers import worker
 from tests.raw_client import AsyncClient
 from tests.server.fronts import Front, front
+from tests.server.measured import CALLS
 from tests.servers import free_port
 
 pytestmark = pytest.mark.processes
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
-DOCUMENTED = re.findall(r"^\| `(holdfast_\w+)`", PAGE.read_text(), re.MULTILINE)
+DEPLOY = PAGE.parents[2] / "deploy"
+DOCUMENTED = {
+    name: set(re.findall(r"`(\w+)`", labels.split(":")[0]))
+    for name, labels in re.findall(r"^\| `(holdfast_\w+)` \|([^|]*)\|", PAGE.read_text(), re.MULTILINE)
+}
+
+
+_SUFFIX = "_(bucket|count|sum)$"
 
 
 def parsed(text: str) -> dict[str, float]:
@@ -36,15 +47,19 @@ def parsed(text: str) -> dict[str, float]:
     }
 
 
-async def samples(server: Front) -> dict[str, float]:
+async def scraped(server: Front) -> str:
     headers = {"authorization": f"Bearer {server.token}"}
     async with httpx2.AsyncClient(base_url=server.url, headers=headers) as http:
-        return parsed((await http.get("/metrics")).text)
+        return (await http.get("/metrics")).text
+
+
+async def samples(server: Front) -> dict[str, float]:
+    return parsed(await scraped(server))
 
 
 @pytest.fixture
 async def server(engine: Engine, store: Store) -> AsyncGenerator[Front, None]:
-    async with front(engine.url, "tests.promises.app:agent") as running:
+    async with front(engine.url, "tests.server.measured:agent") as running:
         yield running
 
 
@@ -52,29 +67,117 @@ async def turn(client: AsyncClient, session: str) -> None:
     sent = await client.submit(session, "hello")
     async with asyncio.timeout(30):
         async for event in client.stream(session, after=sent["position"]):
-            if event["kind"] == "submission_done":
+            if event["kind"] in {"submission_done", "submission_failed"}:
                 return
 
 
-async def test_every_documented_metric_is_exposed(server: Front):
+async def used(server: Front) -> str:
+    """Return the metrics of a server that has done everything that a metric counts."""
     async with server.client() as client:
-        session = (await client.create_session("agent"))["id"]
+        session = (await client.create_session("measured"))["id"]
+        await turn(client, session)
         await turn(client, session)
         for dry_run in (True, False):  # of which one counts
             given = {"idle_days": 0, "dry_run": dry_run}
             await client.request("POST", f"/api/sessions/{session}/clean", json=given)
         async with asyncio.timeout(30):
-            while "holdfast_runs_total completed" not in (found := await samples(server)):
+            while "holdfast_runs_total measured completed" not in parsed(text := await scraped(server)):
                 await asyncio.sleep(0.05)
-    plain = {name.split()[0] for name in found if not name.split()[0].endswith("_created")}
-    names = {re.sub(r"_(bucket|count|sum)$", "", name) for name in plain}
-    assert len(DOCUMENTED) > 15
-    assert names == set(DOCUMENTED)  # these, and no other
-    assert found["holdfast_submissions_total message"] == 1
-    assert found["holdfast_runs_total completed"] == 1
+    return text
+
+
+def labels_by_metric(text: str) -> dict[str, set[str]]:
+    """Return the labels of every exported metric. A histogram has the name without its suffix."""
+    exported: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            name = re.sub(_SUFFIX, "", sample.name)
+            if not name.endswith("_created"):
+                exported.setdefault(name, set()).update(sample.labels.keys() - {"le"})
+    return exported
+
+
+async def test_every_documented_metric_is_exposed(server: Front):
+    found = parsed(text := await used(server))
+    exported = labels_by_metric(text)
+    assert len(DOCUMENTED) > 20
+    assert exported == DOCUMENTED  # these, and no other
+    assert found["holdfast_submissions_total message"] == 2
+    assert found["holdfast_runs_total measured completed"] == 1
+    assert found["holdfast_runs_total measured failed"] == 1
     assert found["holdfast_sessions"] == 1
     assert found["holdfast_commit_batches_count"] > 0
     assert found["holdfast_retention_total clean"] == 1
+
+
+async def test_requests_tokens_cost_and_calls_are_counted_by_agent_model_and_tool(server: Front):
+    found = parsed(text := await used(server))
+    requests = len(CALLS) + 1
+    assert found["holdfast_model_requests_total measured gpt-4o completed"] == requests
+    assert found["holdfast_model_tokens_total measured input gpt-4o"] == 1000 * requests
+    assert found["holdfast_model_tokens_total measured output gpt-4o"] == 100 * requests
+    assert found["holdfast_model_tokens_total measured cache_read gpt-4o"] == 400 * requests
+    assert found["holdfast_model_tokens_total measured cache_write gpt-4o"] == 10 * requests
+    assert 0.01 < found["holdfast_model_cost_usd_total measured gpt-4o"] < 0.1
+    assert found["holdfast_model_seconds_count measured gpt-4o"] == requests
+    assert found["holdfast_tool_calls_total measured completed look"] == 2
+    assert found["holdfast_tool_calls_total measured retry refuse"] == 1
+    assert found["holdfast_tool_calls_total measured failed fail"] == 1
+    assert found["holdfast_tool_seconds_count measured look"] == 2
+    assert "secret" not in text  # no label comes from a model or from content
+
+
+def expressions(file: str) -> dict[str, str]:
+    """Return the PromQL expressions of a file, by the titles of their panels and alerts."""
+    if file.endswith(".json"):
+        board = json.loads((DEPLOY / file).read_text())
+        labels = {
+            variable["name"]: re.sub(r"label_values\((\w+), (\w+)\)", r"sum by (\2) (\1)", variable["query"])
+            for variable in board["templating"]["list"]
+            if variable["type"] == "query"
+        }
+        return labels | {
+            f"{panel['title']}, {target['refId']}": target["expr"].replace("$__rate_interval", "5m")
+            for panel in board["panels"]
+            for target in panel.get("targets", [])
+        }
+    if file == "autoscaling.yaml":
+        triggers = yaml.safe_load((DEPLOY / file).read_text())["spec"]["triggers"]
+        return {trigger["metricType"]: trigger["metadata"]["query"] for trigger in triggers}
+    groups = yaml.safe_load((DEPLOY / file).read_text())["groups"]
+    return {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
+
+
+def used_labels(expression: str) -> dict[str, set[str]]:
+    """Return the metrics of an expression, each with the labels that the expression uses of it."""
+    labels: dict[str, set[str]] = {}
+    groups: list[list[str]] = []
+
+    def enter(node: promql_parser.Expr) -> None:
+        if isinstance(node, promql_parser.AggregateExpr):
+            groups.append(node.modifier.labels if node.modifier else [])
+        elif isinstance(node, promql_parser.VectorSelector):
+            matched = [matcher.name for matcher in node.matchers.matchers]
+            labels.setdefault(str(node.name), set()).update(matched, *groups)
+
+    def leave(node: promql_parser.Expr) -> None:
+        if isinstance(node, promql_parser.AggregateExpr):
+            groups.pop()
+
+    promql_parser.walk(promql_parser.parse(expression), enter, leave)
+    return labels
+
+
+@pytest.mark.parametrize("file", ["grafana.json", "alerts.yaml", "autoscaling.yaml"])
+async def test_dashboard_alerts_and_autoscaling_use_metrics_and_labels_that_are_exposed(
+    server: Front, file: str
+):
+    exported = labels_by_metric(await used(server))
+    for place, expression in expressions(file).items():
+        for metric, labels in used_labels(expression).items():
+            name = re.sub(_SUFFIX, "", metric)
+            assert name in exported, place
+            assert labels - ({"le"} if metric.endswith("_bucket") else set()) <= exported[name], place
 
 
 async def test_queue_wait_and_leases_are_those_of_the_store(engine: Engine, store: Store):
@@ -109,7 +212,7 @@ async def test_a_worker_by_itself_shows_what_it_counts(engine: Engine, store: St
                 if event.kind == "submission_done":
                     break
             url = f"http://127.0.0.1:{port}/metrics"
-            while "holdfast_runs_total completed" not in (found := parsed((await http.get(url)).text)):
+            while "holdfast_runs_total agent completed" not in (found := parsed((await http.get(url)).text)):
                 await asyncio.sleep(0.05)
     assert found["holdfast_takeovers_total"] == 1
 

@@ -18,13 +18,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import (
-    AbstractAsyncContextManager,
-    aclosing,
-    contextmanager,
-    nullcontext,
-    suppress,
-)
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -58,7 +52,7 @@ from holdfast.record.steps import current_steps
 from holdfast.record.threads import RunThreads
 from holdfast.record.tool_execution import ToolExecution, run_event
 from holdfast.record.undo import AnyUndo, undos_by_name
-from holdfast.record.usage import response_facts
+from holdfast.record.usage import counted_request
 from holdfast.store import Store, open_store
 from holdfast.tracing import mark_span
 from holdfast.types import Run
@@ -343,12 +337,14 @@ class _Recorder(AbstractCapability[Any]):
         started = run_event(ctx, "model_request_started")
         self.buffer.start(self.buffer.take_step(ctx.messages, "settled", ctx.run_step, started))
         try:
-            response: ModelResponse = await handler(request_context)
+            response, facts = await counted_request(
+                handler(request_context), agent=self.buffer.run.agent, model=request_context.model.model_name
+            )
         except BaseException as error:
             self.buffer.add(run_event(ctx, "model_request_failed", error=ledger.describe(error)))
             raise
         await self.buffer.join()
-        self.buffer.add(run_event(ctx, "model_request_completed", **response_facts(response)))
+        self.buffer.add(run_event(ctx, "model_request_completed", **facts))
         self._calls.made_by(response)
         return response
 

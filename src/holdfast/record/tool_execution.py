@@ -1,6 +1,7 @@
 """A tool call of a run while it is carried out: its ledger entry, its steps, and how it ended."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
@@ -14,6 +15,7 @@ from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ToolFailedErr
 from pydantic_ai.messages import ToolCallPart, ToolReturnPart
 from pydantic_ai.tools import ToolDefinition
 
+from holdfast.counting import count
 from holdfast.errors import AgentExited, OutcomeUnknown, StepsDiffer
 from holdfast.jsontext import lenient_json
 from holdfast.record import ledger
@@ -75,6 +77,13 @@ class ToolExecution:
                 )
                 if known.state == "failed":
                     kind, outcome = "tool_call_failed", {"error": known.error or ""}
+                elif outcome:
+                    count(
+                        "tool_calls",
+                        agent=self.buffer.run.agent,
+                        tool=self.call.tool_name,
+                        outcome="unknown",
+                    )
                 self.buffer.add(run_event(self.ctx, kind, **facts, **outcome))
             return answer()
         effect = self.calls.begin(ref, self.call.tool_name, self.ctx.run_step, self.args)
@@ -106,21 +115,25 @@ class ToolExecution:
         ref = effect.run_id, effect.call_id
         token = ledger.current_call.set(ref)
         task = asyncio.current_task()
+        began = time.perf_counter()
         try:
             async with steps:
                 value = await running
         except OutcomeUnknown as error:
             facts = {"tool": self.call.tool_name, "call_id": self.call.tool_call_id, "outcome": "unknown"}
+            self._count("unknown", began)
             await self.buffer.write_effects([], run_event(self.ctx, "tool_call_completed", **facts))
             ledger.report_unknown(
                 effect, self.call.tool_name, self.call.tool_call_id, str(error.facts["step"])
             )
         except BaseException as error:
             if _can_be_recorded(error, task) and not self.buffer.caused(error):
+                self._count(_outcome(error), began)
                 await self._record_error(effect, error)
             raise
         finally:
             ledger.current_call.reset(token)  # the calls of a delegate are not those of the caller
+        self._count("completed", began)
         self.calls.returns(ref, ToolReturnPart(self.call.tool_name, value, self.call.tool_call_id))
         await self._settle(effect, "tool_call_completed")
         return value
@@ -196,6 +209,13 @@ class ToolExecution:
                 if self._ends_process(error):
                     raise AgentExited(what=f"The tool {effect.tool}", error=ledger.describe(error)) from error
 
+    def _count(self, outcome: str | None, began: float) -> None:
+        """Count a call that ended. Its tool is one of the agent's: no name that only a model chose is a label."""
+        if outcome is not None:
+            agent, tool = self.buffer.run.agent, self.call.tool_name
+            count("tool_calls", agent=agent, tool=tool, outcome=outcome)
+            count("tool_seconds", time.perf_counter() - began, agent=agent, tool=tool)
+
     def _ends_process(self, error: BaseException) -> bool:
         """Return whether an error would end the event loop, and thereby all other runs of this process."""
         interrupts = isinstance(error, KeyboardInterrupt) and self.host.handles_interrupts
@@ -226,6 +246,17 @@ def _can_be_recorded(error: BaseException, task: "asyncio.Task[Any] | None") -> 
         except RuntimeError:  # no event loop is running
             return False
     return not isinstance(error, asyncio.CancelledError | StepsDiffer)
+
+
+def _outcome(error: BaseException) -> str | None:
+    """Return how a call ended that raised an error; None if it has not ended, because it waits."""
+    match error:
+        case ApprovalRequired() | CallDeferred():
+            return None
+        case ToolRetryError():
+            return "retry"
+        case _:
+            return "failed"
 
 
 def _is_synchronous(ctx: RunContext[Any], tool: str) -> bool:

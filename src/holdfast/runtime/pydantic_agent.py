@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from pydantic_ai import Agent, DeferredToolRequests
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
-from pydantic_ai.models import Model
+from pydantic_ai.models import Model, infer_model
 from pydantic_ai.models.function import FunctionModel
 
 from holdfast.errors import BadInput, Conflict, TurnNotRetriable
@@ -19,7 +19,7 @@ from holdfast.record.ledger import Policy, ended_calls
 from holdfast.record.probes import Probe
 from holdfast.record.recovery import check_tools
 from holdfast.record.undo import AnyUndo, OnFailure, Undo, check_undo_options, undos_by_name
-from holdfast.record.usage import response_facts
+from holdfast.record.usage import count_response
 from holdfast.runtime.attachment import Attachment
 from holdfast.runtime.drafts import Drafting
 from holdfast.runtime.payloads import step_to_repeat
@@ -136,7 +136,7 @@ class AgentSetup:
         """Return a shorter history: from the agent's compactor, or a summary by the session's model."""
         if self.compactor is not None:
             return await self.compactor(messages), ()
-        return await _summarize(self.model_of(session) or self.agent.model, messages)
+        return await _summarize(session.agent, self.model_of(session) or self.agent.model, messages)
 
     def allows_edits(self, tool: str) -> bool:
         """Return whether the tool declares `editable` in its metadata."""
@@ -175,15 +175,17 @@ def _output_type(agent: Agent[Any, Any]) -> Any:
 
 
 async def _summarize(
-    model: Any, messages: Sequence[ModelMessage]
+    agent: str, model: Model | str | None, messages: Sequence[ModelMessage]
 ) -> tuple[Sequence[ModelMessage], list[NewEvent]]:
     """Summarize the history with the session's model. Return the new history, and events for the requests that this took."""
-    result = await Agent(model).run(_PROMPT, message_history=messages)
+    used = None if model is None else infer_model(model)
+    result = await Agent(used).run(_PROMPT, message_history=messages)
     summary = f"Summary of the conversation so far:\n\n{result.output}"
     requests = [
-        NewEvent(kind="model_request_completed", payload=lenient_json(response_facts(message)))
+        NewEvent(kind="model_request_completed", payload=lenient_json(facts))
         for message in result.new_messages()
-        if isinstance(message, ModelResponse)
+        if isinstance(message, ModelResponse) and used is not None
+        for facts in [count_response(message, agent=agent, model=used.model_name)]
     ]
     return [
         ModelRequest(parts=[UserPromptPart(summary)]),

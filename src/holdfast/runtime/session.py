@@ -200,7 +200,7 @@ class SessionRunner:
         how = turn.stop or ("completed" if error is None else f"failed, {type(error).__name__}")
         _log.info("the run ended: %s", "waits for answers" if turn.waits else how)
         outcome = "waiting" if turn.waits else turn.stop or ("completed" if error is None else "failed")
-        count("runs", outcome=outcome)
+        count("runs", agent=session.agent, outcome=outcome)
         if turn.ended:
             return turn.waits
         if not await self._gave_up(turn, error):
