@@ -293,6 +293,12 @@ def was_approved(effect: Effect | None) -> bool:
     return bool(metadata.get("approved"))
 
 
+def _questions(effect: Effect) -> list[dict[str, Any]]:
+    """Return the open questions of the delegate that a call waits for."""
+    metadata: dict[str, Any] = json.loads(effect.result or "{}").get("metadata") or {}
+    return metadata.get("questions") or []
+
+
 def again_note(effect: Effect) -> str:
     """Return the facts that a person needs to decide whether a call runs again."""
     metadata: dict[str, Any] = json.loads(effect.result or "{}").get("metadata") or {}
@@ -391,6 +397,9 @@ def unknown(effect: Effect, step: str | None = None) -> str:
         return f"The call failed: {effect.error}. It was not repeated. Decide whether to retry it."
     if waits_for(effect) == "approval":
         return "This call was not carried out: the conversation continued before it was approved."
+    if waits_for(effect) == "wait" and (asked := _questions(effect)):
+        tools = ", ".join(sorted({question["tool"] for question in asked}))
+        return f"This call was stopped while its delegate waited for a decision about {tools}, which was not carried out."
     if waits_for(effect) == "wait":
         return "This call was stopped while it waited for a time or a signal. Its completed steps have taken effect."
     if waits_for(effect) == "external":

@@ -1,16 +1,16 @@
-"""Deliver the answer to a question of a delegate: record it in the session that asked, where the delegate's next run finds it."""
+"""Write to the sessions of delegates that wait: the answer to a question, where the delegate's next run finds it, or that nothing is awaited."""
 
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from holdfast.errors import NotFound, SessionNotFound
+from holdfast.errors import NotFound, SessionBusy, SessionNotFound
 from holdfast.leases import acquire, joined
 from holdfast.questions import ANSWERED, DEEPEST, ApprovalAnswer, read_questions
 from holdfast.record.resume_point import continued_runs
 from holdfast.store import Store
-from holdfast.types import Batch, NewEvent
+from holdfast.types import SUSPENDED, Batch, NewEvent, Run
 
 _TRIES: Final = 50
 _PAUSE_SECONDS: Final = 0.2
@@ -42,6 +42,34 @@ async def deliver(
     except SessionNotFound:
         pass
     return answer
+
+
+async def stop_delegates(store: Store, run_id: str) -> None:
+    """End the waits of the delegates of a turn that will not continue: their sessions no longer wait, nor do those of their own delegates.
+
+    This comes before the end of the turn: if the process dies in between, it is done again. A session that another process holds keeps
+    its status.
+    """
+    for above in await continued_runs(store, run_id):
+        cursor: str | None = None
+        while True:
+            page = await store.runs(parent_id=above.id, cursor=cursor)
+            for run in page.items:
+                if run.status == "waiting" and run.session_id != above.session_id:
+                    await stop_delegates(store, run.id)
+                    await _stop(store, run)
+            if (cursor := page.next_cursor) is None:
+                break
+
+
+async def _stop(store: Store, run: Run) -> None:
+    ended = replace(run, status="interrupted", error="interrupted")
+    event = NewEvent(kind="run_interrupted", run_id=run.id)
+    with suppress(SessionBusy, SessionNotFound):
+        async with joined(store) as holder:
+            lease = await acquire(store, run.session_id, holder)
+            if (await store.session(run.session_id)).status in SUSPENDED:
+                await store.write(lease, Batch(events=[event], runs=[ended], status="idle"))
 
 
 async def _is_below(store: Store, session_id: str, origin: Mapping[str, Any]) -> bool:

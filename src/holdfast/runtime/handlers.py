@@ -28,7 +28,7 @@ from holdfast.record.partial import partial_response
 from holdfast.record.recovery import last_prompt
 from holdfast.record.resume_point import ResumePoint, find_resume_point
 from holdfast.record.waits import SIGNAL, Wait, open_waits
-from holdfast.runtime.delivery import deliver
+from holdfast.runtime.delivery import deliver, stop_delegates
 from holdfast.runtime.leased_session import LeasedSession
 from holdfast.runtime.payloads import parse_payload
 from holdfast.runtime.runner import Runner
@@ -187,6 +187,7 @@ async def interrupt(session: LeasedSession, submission: Submission) -> Batch:
             run = await session.store.run(turn.run_id)
             if undone_run(run) is not None and turn.state == "queued":
                 return Batch()  # the turn has ended, and its undo is interrupted when it runs
+            await stop_delegates(session.store, run.id)
             batch.runs = [replace(run, status="interrupted", error="interrupted")]
             streamed = await partial_response(session.store, session.id, run.id)
             batch.events = [*streamed, NewEvent(kind="run_interrupted", run_id=run.id)]

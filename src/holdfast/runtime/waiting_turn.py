@@ -14,7 +14,7 @@ from holdfast.questions import ANSWERED, DEADLINE, ApprovalAnswer, Questions
 from holdfast.record.deadlines import deadline_of, reminded
 from holdfast.record.ending import continues_at, describe_waiting
 from holdfast.record.waits import SIGNAL, Wait, open_waits
-from holdfast.runtime.delivery import deliver
+from holdfast.runtime.delivery import deliver, stop_delegates
 from holdfast.runtime.leased_session import LeasedSession
 from holdfast.runtime.undo_request import undo_first
 from holdfast.types import Batch, NewEvent, Run, Submission, SubmissionChange
@@ -116,6 +116,7 @@ class WaitingTurn:
         """End the turn as failed, with its waiting run. Its effects are undone before, if its agent declares that."""
         at = deadline_of(question)
         reason = f"{_describe(question)} was not answered before its deadline, {at and at.isoformat(timespec='seconds')}"
+        await stop_delegates(self.leased.store, self.run.id)
         run = replace(self.run, status="failed", error=reason)
         event = NewEvent(kind="run_failed", run_id=run.id, payload=lenient_json({"error": reason}))
         batch = Batch(events=[event], runs=[run], status="failed", error=reason)
