@@ -76,6 +76,17 @@ async def test_missed_ticks(store: Store, catch_up: str, expected: set[int]):
         assert after.problem.startswith("missed the tick at")
 
 
+@pytest.mark.parametrize("overlap", ["skip", "interrupt"])
+async def test_all_missed_ticks_queue_whatever_the_overlap(store: Store, overlap: str):
+    half_an_hour_ago = ((await store.now()).minute + 30) % 60
+    schedule = await scheduled(
+        store, cron=f"{half_an_hour_ago} * * * *", catch_up="all", catch_up_limit=3, overlap=overlap
+    )
+    await make_due(store, schedule, timedelta(hours=9))
+    await fire_due(store)
+    assert [each.kind for each in await submissions(store)] == ["message"] * 3
+
+
 async def test_a_schedule_in_an_unknown_zone_is_paused(store: Store):
     schedule = await scheduled(store)
     (row,) = await store.shared_rows("schedules")

@@ -7,6 +7,7 @@ second, so that they rarely do.
 import asyncio
 import logging
 import random
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -20,7 +21,7 @@ POLL_SECONDS: Final = 1.0
 _SPREAD_SECONDS: Final = 0.2
 _AT_ONCE: Final = 8
 MISSED_AFTER: Final = timedelta(minutes=1)
-"""With `catch_up` none, a tick that is later than this submits nothing."""
+"""A tick that is later than this was missed: `catch_up` none submits nothing for it, and `all` queues its message."""
 MISSED: Final = "missed the tick at {}: no worker ran at that time, and `catch_up` is none"
 _log = logging.getLogger(__name__)
 
@@ -68,6 +69,8 @@ async def _fire(store: Store, schedule: Schedule, now: datetime) -> None:
             schedule, tick=due_at, next_at=next_at, problem=MISSED.format(due_at.isoformat())
         )
         return
+    if schedule.catch_up == "all" and tick < now - MISSED_AFTER:
+        schedule = replace(schedule, overlap="queue")
     if await store.fire_schedule(schedule, tick=tick, next_at=next_at) is not None:
         count("submissions", kind="message")
 

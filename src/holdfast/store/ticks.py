@@ -5,6 +5,7 @@ idempotency key. So two processes that handle the same tick submit once, and a t
 """
 
 import json
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
@@ -64,7 +65,7 @@ class TickMethods(ScheduleMethods):
         """Submit the message of a tick that is due, and set the next one. Returns None if that is not to be done, or another process did it.
 
         If the session refuses the submission, the schedule records the reason and continues with the next tick. If the session can never
-        accept it, because it was erased, the schedule is paused.
+        accept it, because it was erased, the schedule is paused. `due.overlap` applies, whatever is stored.
         """
         tick_id = f"{tick:%Y%m%dT%H%M%SZ}"
         session_id = due.session_id or f"{due.id}-{tick_id}"
@@ -94,7 +95,7 @@ class TickMethods(ScheduleMethods):
         tick, next_at = times
         if not rows or rows[0]["version"] != due.version or tick > (yield from self._time()):
             return None
-        schedule = from_row(Schedule, rows[0])
+        schedule = replace(from_row(Schedule, rows[0]), overlap=due.overlap)
         if is_open(schedule) and schedule.overlap == "skip":
             problem = f"skipped the tick at {tick.isoformat()}: the turn of the previous tick had not ended"
             yield from self._record_problem(schedule, tick, next_at, problem)
