@@ -239,7 +239,7 @@ class QueueFull(HoldfastError):
 
 
 class TurnInProgress(HoldfastError):
-    """Session {session_id} is busy with {pending} submissions, and this one has `when_busy` set to reject. Nothing was queued."""
+    """Session {session_id} is busy (open submissions: {pending}), and this one has `when_busy` set to reject. Nothing was queued."""
 
     code = "turn_in_progress"
 

@@ -229,7 +229,7 @@ async def test_send_without_a_worker_only_queues(terminal: Terminal):
     again = await terminal.text("send", "s", "hi", "--key", "k")
     assert sent == again
     busy = await terminal.holdfast("send", "s", "more", "--when-busy", "reject")
-    assert (busy.returncode, "is busy with" in busy.stderr) == (2, True)
+    assert (busy.returncode, "is busy (open submissions: 1)" in busy.stderr) == (2, True)
     shown = await terminal.json("sessions", "show", "s")
     assert [item["id"] for item in shown["submissions"]] == [sent.strip()]
     assert (shown["session"]["owner"], shown["session"]["status"]) == ("ada", "queued")

@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, TurnInProgress
 from holdfast.store import Store
 from holdfast.types import Batch, Lease, Run, SubmissionChange, Work
-from tests.builders import brief, new_session, until
+from tests.builders import brief, held_session, new_session, until
 
 SOON = timedelta(seconds=1)
 EAST, WEST = timezone(timedelta(hours=14)), timezone(-timedelta(hours=14))
@@ -76,6 +76,31 @@ async def test_a_submission_for_now_overtakes_one_for_later(store: Store):
     assert 3000 < (await store.ready_in(holder) or 0) <= 3600
     assert (await store.session(session_id)).waiting_for == "timer"
     assert await store.check() == []
+
+
+async def test_a_message_for_later_does_not_hide_that_a_session_failed(store: Store):
+    lease, _ = await held_session(store)
+    session_id = lease.session_id
+    await store.write(lease, Batch(status="failed", error="out of stock", release=True))
+    at = await later(store, session_id)
+    failed = await store.session(session_id)
+    assert (failed.status, failed.error, failed.pending) == ("failed", "out of stock", 1)
+    assert [each.id for each in (await store.sessions(status="failed")).items] == [session_id]
+    assert (await store.sessions(status="queued")).items == []
+
+    async def is_due() -> bool:
+        return await store.now() >= at
+
+    await until(is_due)
+    assert (await store.session(session_id)).status == "queued"
+
+
+async def test_a_session_with_a_message_for_later_is_not_busy(store: Store):
+    session_id = await new_session(store)
+    await later(store, session_id, timedelta(hours=1))
+    await store.submit(session_id, "message", '{"text": "now"}', when_busy="reject")
+    with pytest.raises(TurnInProgress, match=r"open submissions: 1\)"):
+        await store.submit(session_id, "message", '{"text": "too"}', when_busy="reject")
 
 
 @pytest.mark.parametrize("delay", [timedelta(days=-365), timedelta(0)])

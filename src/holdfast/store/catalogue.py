@@ -186,6 +186,7 @@ _SUBMISSIONS: Final[dict[str, Plain]] = {
         order="lane, position",
         limit="1",
     ),
+    "later_submissions": Read("submissions", f"session_id, {_QUEUED}, deliver_at > now", "id"),
     # A turn that was interrupted. Only a turn that has begun has a run, and null is not greater than ''.
     "begun_turn": Read(
         "submissions", f"session_id, {_QUEUED}, lane = 'main', run_id > ''", order="position", limit="1"

@@ -84,7 +84,7 @@ class SubmissionMethods(Transactions):
         """Queue a submission exactly once: a repeated id or idempotency key returns the existing submission.
 
         A repetition must have exactly the same text, else it raises `KeyReused`. `when_busy` is stored for the worker, except `reject`,
-        which raises `TurnInProgress` if any submission is queued or in progress. Also raises `QueueFull`, `SessionCleaned` or
+        which raises `TurnInProgress` if any submission is in progress, or queued and not for later. Also raises `QueueFull`, `SessionCleaned` or
         `SessionNotFound`, and `Conflict` for a session of another framework, which no worker runs. The first message becomes the title of a session that has none. `trace` is the trace context for the worker.
         It does not start before `deliver_at`, by the clock of the database. A time in the past is now; it is at most ten years ahead.
         """
@@ -135,7 +135,9 @@ class SubmissionMethods(Transactions):
         if head.pending >= self._max_pending and (lane == "main" or new["kind"] == "signal"):
             raise QueueFull(session_id=session_id, pending=head.pending, limit=self._max_pending)
         if head.pending and new["when_busy"] == "reject":
-            raise TurnInProgress(session_id=session_id, pending=head.pending)
+            later = yield op("later_submissions", session_id=session_id)
+            if busy := head.pending - len(later):
+                raise TurnInProgress(session_id=session_id, pending=busy)
         if head.untitled and (title := title_of(new)):
             yield op("title_session", session_id=session_id, title=title, title_folded=title.casefold())
         ready = head.holder is None and (lane == "control" or head.status not in SUSPENDED)

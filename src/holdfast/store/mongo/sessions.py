@@ -81,11 +81,12 @@ async def view(db: Documents, sessions: Sequence[MongoRow]) -> list[MongoRow]:
     """Return sessions as they are shown.
 
     One that is recorded as running without a live holder is not: it is queued if submissions are pending, else idle.
+    One that failed stays failed while all its submissions are for later.
     """
     ids = [row["id"] for row in sessions]
     heads = await by_key(db, "heads", ids)
     live = await live_holders(db, [head["holder"] for head in heads.values()])
-    pending, active = await open_submissions(db, ids)
+    pending, active, due = await open_submissions(db, ids)
     served, now = await _served(db), await db.now()
     rows: list[MongoRow] = []
     for session in sessions:
@@ -95,7 +96,7 @@ async def view(db: Documents, sessions: Sequence[MongoRow]) -> list[MongoRow]:
         holder = live.get(head["holder"]) or MongoRow()
         status = session["status"]
         if not (status == "running" and holder) and status in {"running", "idle", "failed"}:
-            if active[session["id"]]:
+            if (due if status == "failed" else active)[session["id"]]:
                 status = "queued"
             elif status == "running":
                 status = "idle"
@@ -147,20 +148,30 @@ async def live_holders(db: Documents, ids: Sequence[str | None]) -> dict[str | N
     return {key: row for key, row in result.items() if row["deadline"] > now}
 
 
-async def open_submissions(db: Documents, ids: Sequence[str]) -> tuple[Counter[str], Counter[str]]:
-    """Count, by session, the submissions that have not ended, and those of them that do not wait for anything."""
+async def open_submissions(
+    db: Documents, ids: Sequence[str]
+) -> tuple[Counter[str], Counter[str], Counter[str]]:
+    """Count, by session, the submissions that have not ended, those whose turn does not wait, and those of them that are due."""
+    later = {"$gt": ["$deliver_at", await db.now()]}
     groups = await db.group(
         "submissions",
         {"$match": {"session_id": {"$in": list(ids)}, "ended_at": None}},
-        {"$group": {"_id": {"s": "$session_id", "w": {"$eq": ["$state", "waiting"]}}, "n": {"$sum": 1}}},
+        {
+            "$group": {
+                "_id": {"s": "$session_id", "w": {"$eq": ["$state", "waiting"]}, "l": later},
+                "n": {"$sum": 1},
+            }
+        },
     )
     pending: Counter[str] = Counter()
     active: Counter[str] = Counter()
+    due: Counter[str] = Counter()
     for group in groups:
-        pending[group["_id"]["s"]] += group["n"]
-        if not group["_id"]["w"]:
-            active[group["_id"]["s"]] += group["n"]
-    return pending, active
+        key = group["_id"]
+        pending[key["s"]] += group["n"]
+        active[key["s"]] += 0 if key["w"] else group["n"]
+        due[key["s"]] += 0 if key["w"] or key["l"] else group["n"]
+    return pending, active, due
 
 
 async def mark_watched(db: Documents, *, session_ids: Sequence[str]) -> list[MongoRow]:

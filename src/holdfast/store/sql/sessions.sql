@@ -9,7 +9,7 @@ INSERT INTO heads (session_id, agent, epoch, seq, writes, written
 -- A session that is recorded as running without a live holder is not: it is queued if submissions are pending, else idle. Three reasons
 -- for waiting are computed here: all submissions are for later, no live worker serves the agent, or a run ended with its process and no
 -- queued submission continues it.
--- A failed session has the reason in the column waiting_for.
+-- A failed session has the reason in the column waiting_for. It stays failed while all its submissions are for later.
 SELECT v.*, CASE WHEN status = 'failed' THEN reason END AS error, CASE
   WHEN holder IS NULL AND status = 'queued' AND ready_at > now_us() THEN 'timer'
   WHEN holder IS NULL AND (ready_at <= now_us() OR status = 'queued') AND NOT EXISTS (
@@ -32,6 +32,7 @@ FROM (
       WHEN s.status = 'running' AND live.id IS NOT NULL THEN 'running'
       WHEN s.status IN ('running', 'idle', 'failed') AND EXISTS (
         SELECT 1 FROM submissions q WHERE q.session_id = s.id AND q.ended_at IS NULL AND q.state <> 'waiting'
+          AND (s.status <> 'failed' OR q.deliver_at <= now_us())
       ) THEN 'queued'
       WHEN s.status = 'running' THEN 'idle'
       ELSE s.status
