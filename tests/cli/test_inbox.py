@@ -1,17 +1,20 @@
 import asyncio
 import json
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from pydantic_ai.messages import ToolCallPart
 from typer.testing import CliRunner
 
 from holdfast import connect
 from holdfast.cli import app
-from holdfast.errors import ApprovalNeeded, BadInput, SessionExists
+from holdfast.errors import ApprovalNeeded, BadInput, SessionExists, TurnFailed
 from holdfast.store import open_store
 from holdfast.types import Batch, Effect, Run
 from tests.client.agents import AGENTS
+from tests.runtime.test_tool_results import shop
 
 
 def test_a_session_that_waits_for_a_decision_is_listed(tmp_path: Path):
@@ -107,3 +110,41 @@ def test_a_failed_session_is_listed_until_it_is_dismissed(tmp_path: Path):
     assert holdfast("dismiss", "letters") == "Session letters is idle.\n"
     assert json.loads(holdfast("inbox", "--json"))["items"] == []
     assert json.loads(holdfast("dismiss", "letters", "--json"))["status"] == "idle"
+
+
+def test_a_call_that_runs_outside_is_listed_with_the_command_that_delivers_its_result(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/store.db"
+
+    async def order() -> None:
+        agent = shop(ToolCallPart("order", {"what": "tea"}, "call 1"))
+        async with connect(url, agents=agent) as hf:
+            session = await hf.session("tea", agent=agent)
+            with pytest.raises(ApprovalNeeded):
+                await (await session.send("order"))
+
+    asyncio.run(order())
+    command = "holdfast tool-result tea 'call 1' --result '…' # or --error \"…\""
+    listed = CliRunner().invoke(app, ["inbox", "--store", url]).stdout
+    assert "order (result)" in listed
+    assert command in listed.splitlines()
+    shown = CliRunner().invoke(app, ["sessions", "show", "tea", "--store", url]).stdout
+    assert 'result of   call 1: order {"what": "tea"}' in shown
+    assert f"deliver     {command}" in shown.splitlines()
+
+
+def test_a_failed_session_with_a_message_for_later_is_listed_and_shows_how_to_retry(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/store.db"
+
+    async def fail() -> None:
+        async with connect(url, agents=AGENTS) as hf:
+            session = await hf.session("broken", agent="broken")
+            turn = await session.send("go")
+            with pytest.raises(TurnFailed):
+                await turn
+            await session.send("later", deliver_at=datetime.now(UTC) + timedelta(hours=1))
+
+    asyncio.run(fail())
+    assert "broken" in CliRunner().invoke(app, ["inbox", "--store", url]).stdout
+    shown = CliRunner().invoke(app, ["sessions", "show", "broken", "--store", url]).stdout
+    assert "retry       holdfast retry broken" in shown
+    assert "last turn   failed: " in shown

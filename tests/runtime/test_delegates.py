@@ -390,7 +390,9 @@ async def test_an_interrupt_closes_the_question_of_a_delegate(store: Store):
         assert (await hf.inbox()).items == []
         assert {each.status for each in (await store.sessions()).items} == {"idle"}
         assert (await store.runs(session_id=asked.origin.session_id)).items[-1].status == "interrupted"
-        assert "its delegate waited for a decision about pay" in str(await (await session.send("Pay.")).result(timeout=20))
+        assert "its delegate waited for a decision about pay" in str(
+            await (await session.send("Pay.")).result(timeout=20)
+        )
 
 
 async def test_the_question_is_closed_if_the_root_is_erased(store: Store):

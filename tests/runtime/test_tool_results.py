@@ -104,9 +104,10 @@ async def test_the_turn_continues_when_all_results_and_answers_are_there(store: 
     async with connect(store, agents=agent) as hf:
         session = await hf.session("s", agent=agent)
         turn = await asked(session)
-        for call_id in ("b", "a"):
+        for call_id, still in (("b", "order (a), pay (c)"), ("a", "pay (c)")):
             await (await session.tool_result(call_id, call_id)).result(timeout=20)
-            assert (await store.session("s")).status == "waiting"
+            waiting = await store.session("s")
+            assert (waiting.status, waiting.waiting_for) == ("waiting", still)
         assert did == []
         await session.approve("c")
         results = dict(json.loads(await turn.result(timeout=20))[:1])

@@ -237,11 +237,13 @@ def settle(
 
 
 async def last_turn(session: "SessionHandle[Any]") -> str | None:
-    """Return the id of the last turn of a session; None if there is none."""
+    """Return the id of the last turn of a session, without messages for later; None if there is none."""
     turns = [
         each.submission_id
         async for each in session.submissions()
-        if each.kind in TURNS and not is_refused_retry(each)
+        if each.kind in TURNS
+        and not is_refused_retry(each)
+        and not (each.state == "queued" and each.deliver_at is not None)
     ]
     return turns[-1] if turns else None
 

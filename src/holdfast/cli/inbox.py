@@ -11,12 +11,14 @@ from holdfast.cli.terminal import (
     one_line,
     print_json,
     record,
+    result_command,
     settle_command,
     time_text,
 )
 
 if TYPE_CHECKING:
     from holdfast.api.models import Inbox, SessionInfo
+    from holdfast.approval import ApprovalRequest
 
 
 def inbox(store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False) -> None:
@@ -42,12 +44,17 @@ def inbox(store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False
     table = TextTable("id", "agent", "waits for", "since")
     for item in waiting.items:
         cut_off = [f"{effect.tool} (outcome unknown)" for effect in item.effects]
-        asked = [f"{call.tool} (run again?)" if call.unsettled else call.tool for call in item.approvals]
+        asked = [_asked(call) for call in item.approvals]
         calls = ", ".join([*asked, *cut_off])
         reason = calls or item.problem or item.waiting_for or item.error or ""
         table.add_row(one_line(item.id), one_line(item.agent), one_line(reason), time_text(item.active_at))
     console = new_console()
     console.print(table)
+    outside = [(item.id, call) for item in waiting.items for call in item.approvals if call.external]
+    if outside:
+        console.print("\nDeliver the results of the calls that run outside.")
+    for session_id, call in outside:
+        console.print(result_command(session_id, call.call_id), soft_wrap=True)
     started = [call.unsettled for item in waiting.items for call in item.approvals if call.unsettled]
     unknown = [effect for item in waiting.items for effect in item.effects]
     if started or unknown:
@@ -65,6 +72,12 @@ def inbox(store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False
         echo(
             "More sessions wait. Answer these first, or list all with `holdfast sessions list --status waiting` and `--status failed`."
         )
+
+
+def _asked(call: "ApprovalRequest") -> str:
+    if call.external:
+        return f"{call.tool} (result)"
+    return f"{call.tool} (run again?)" if call.unsettled else call.tool
 
 
 def dismiss(

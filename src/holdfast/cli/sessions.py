@@ -31,6 +31,7 @@ from holdfast.cli.terminal import (
     one_line,
     print_json,
     record,
+    result_command,
     retry_command,
     settle_command,
     time_text,
@@ -127,7 +128,7 @@ def show(
                 async for item in handle.submissions(state=state)
             ]
             failed = None
-            if not waiting and (last := await last_turn(handle)) is not None:
+            if (not waiting or session.status == "failed") and (last := await last_turn(handle)) is not None:
                 turns = [item async for item in handle.submissions() if item.submission_id == last]
                 failed = turns[0] if turns[0].state in FAILED else None
             running, unknown = await unended_calls(client, session)
@@ -172,7 +173,7 @@ def show(
             )
             for item in waiting
         ),
-        *(line for question in questions for line in _question(question)),
+        *(line for question in questions for line in _question(session.id, question)),
         *(("running", one_line(f"{effect.tool} {effect.call_id}")) for effect in running),
         *(
             (
@@ -217,10 +218,13 @@ def conversation(
         echo(f"{entry.role}: {entry.text or json.dumps(entry.body, ensure_ascii=False)}")
 
 
-def _question(question: ApprovalRequest) -> list[tuple[str, Text]]:
-    """Return a question about a call, the delegate that asks, its deadline, and the command that settles the call if it was started before."""
+def _question(session_id: str, question: ApprovalRequest) -> list[tuple[str, Text]]:
+    """Return a question about a call, the delegate that asks, its deadline, and the command that settles the call if it runs outside or was started before."""
     call = f"{question.call_id}: {question.tool} {json.dumps(question.arguments)}"
-    lines = [("approval", one_line(f"{call} {question.note or ''}"))]
+    what = "result of" if question.external else "approval"
+    lines = [(what, one_line(f"{call} {question.note or ''}"))]
+    if question.external:
+        lines.append(("deliver", result_command(session_id, question.call_id)))
     if question.origin:
         path = " > ".join(question.origin.agents)
         lines.append(("asked by", one_line(f"{path}, session {question.origin.session_id}")))

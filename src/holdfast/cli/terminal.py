@@ -184,6 +184,12 @@ def settle_command(run_id: str, call_id: str) -> Text:
     return one_line(f"{command} --result '…' # or --error \"…\"")
 
 
+def result_command(session_id: str, call_id: str) -> Text:
+    """Return the command that delivers the result of a tool call that runs outside."""
+    command = f"holdfast tool-result {shlex.quote(session_id)} {shlex.quote(call_id)}"
+    return one_line(f"{command} --result '…' # or --error \"…\"")
+
+
 def error_text(error: Exception) -> str:
     """Return the type and message of an error on one line."""
     text = safe(" ".join(str(error).split())).rstrip(".")

@@ -14,6 +14,7 @@ from holdfast.jsontext import strict_json
 from holdfast.questions import (
     ANSWERED,
     ApprovalAnswer,
+    Questions,
     already_answered,
     is_repeated,
     parse_answers,
@@ -23,6 +24,7 @@ from holdfast.questions import (
 )
 from holdfast.record import forking, ledger
 from holdfast.record.deadlines import deadline_of
+from holdfast.record.ending import describe_waiting
 from holdfast.record.open_calls import pending_calls, pending_effects
 from holdfast.record.partial import partial_response
 from holdfast.record.recovery import last_prompt
@@ -34,7 +36,16 @@ from holdfast.runtime.payloads import parse_payload
 from holdfast.runtime.runner import Runner
 from holdfast.runtime.settling import settled_as
 from holdfast.runtime.undo_request import INTERRUPTED, undo_first, undo_reason, undone_run
-from holdfast.types import SUSPENDED, Batch, Checkpoint, NewEvent, Record, Submission, SubmissionChange
+from holdfast.types import (
+    SUSPENDED,
+    Batch,
+    Checkpoint,
+    Effect,
+    NewEvent,
+    Record,
+    Submission,
+    SubmissionChange,
+)
 
 _MOST_SIGNALS = 1000
 """How many signals a session keeps until they are received."""
@@ -91,7 +102,9 @@ async def approval(session: LeasedSession, submission: Submission) -> Batch:
     effects = await pending_effects(session.store, session.id, point.messages)
     own = {key for key, effect in effects.items() if effect is None or Wait.of(effect) is None}
     if (own | apart.keys()) - set(given) - {answer.call_id for answer in new}:
-        return Batch(events=events)
+        batch = Batch(events=events)
+        _wait_on(batch, questions, effects, {answer.call_id for answer in new})
+        return batch
     return Batch(events=events, submissions=[requeued(waiting)], status="idle")
 
 
@@ -113,7 +126,8 @@ async def tool_result(session: LeasedSession, submission: Submission) -> Batch:
     if questions.answers.get(call_id) == answer:
         return Batch()
     asked = questions.open.get(call_id)
-    effect = (await pending_effects(session.store, session.id, point.messages)).get(call_id)
+    pending = await pending_effects(session.store, session.id, point.messages)
+    effect = pending.get(call_id)
     if asked is None or effect is None or ledger.waits_for(effect) != "external":
         raise Conflict(problem=f"call {call_id} does not wait for a result")
     if asked["digest"] != digest:
@@ -125,7 +139,18 @@ async def tool_result(session: LeasedSession, submission: Submission) -> Batch:
     batch = Batch(effects=[settled], events=[event, answered])
     if questions.open.keys() == {call_id}:
         batch.submissions, batch.status = [requeued(waiting)], "idle"
+    else:
+        _wait_on(batch, questions, pending, {call_id})
     return batch
+
+
+def _wait_on(
+    batch: Batch, questions: Questions, effects: Mapping[str, Effect | None], answered: set[str]
+) -> None:
+    """Let the session name what it still waits for after these answers."""
+    still = [question for key, question in questions.open.items() if key not in answered]
+    waits = [wait for effect in effects.values() if effect is not None and (wait := Wait.of(effect))]
+    batch.status, batch.waiting_for = "waiting", describe_waiting(still, waits)
 
 
 def _new_answers(
