@@ -712,6 +712,37 @@ async def test_steps_of_tools_are_undone_and_their_turn_is_not_retried(store: St
         assert await (await session.send("again")).result(timeout=20) == "booked"
 
 
+async def test_steps_are_undone_in_order_although_a_later_run_uses_a_call_id_again(
+    store: Store, world: World
+):
+    """Some models number the calls of each response from one."""
+    responses = [
+        [ToolCallPart("book", {"what": "seat"}, "1")],
+        [ToolCallPart("book", {"what": "meal"}, "2")],
+        [ToolCallPart("ask", {}, "3")],
+        [ToolCallPart("book", {"what": "taxi"}, "1")],
+    ]
+
+    def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        number = sum(isinstance(message, ModelResponse) for message in messages)
+        return ModelResponse(parts=[*responses[number]])
+
+    async def book(what: str) -> str:
+        return await step("book", world.do, what, undo=world.cancel)
+
+    agent = Agent(FunctionModel(model), name="shop")
+    agent.tool_plain(name="book", metadata={"recovery": "steps"})(book)
+    agent.tool_plain(name="ask", requires_approval=True)(lambda: "yes")
+    setup = AgentSetup(agent=agent, name="shop", undo=[world.cancel], on_failure="undo")
+    async with session_of(store, setup) as session:
+        turn = await session.send("go")
+        with pytest.raises(ApprovalNeeded):
+            await turn.result(timeout=20)
+        await session.approve("3")
+        assert "IndexError" in await failed(turn)
+    assert world.log == ["seat", "meal", "taxi", "-taxi", "-meal", "-seat"]
+
+
 async def test_large_arguments_are_kept_in_the_media_store(store: Store, world: World):
     large = "x" * 300_000
     seen: list[Any] = []

@@ -44,7 +44,7 @@ class Undoable:
 
 
 async def undo_plan(store: Store, session_id: str, run_ids: Iterable[str]) -> list[Undoable]:
-    """Return the steps of the runs of a turn that have an undo, in the reverse order of their completion.
+    """Return the steps of the runs of a turn, the last one first, that have an undo, in the reverse order of their completion.
 
     A step that failed had no effect. The undo of a completed step covers the steps within it. A step whose outcome is unknown counts from its
     start.
@@ -55,8 +55,8 @@ async def undo_plan(store: Store, session_id: str, run_ids: Iterable[str]) -> li
     steps = [effect for effect in entries if effect.undo is not None]
     done = {(step.run_id, ledger.place(step.call_id)) for step in steps if step.state == "completed"}
     wanted = [step for step in steps if _may_have_effect(step) and not _outer(step) & done]
-    order = await _order(store, session_id, ids) if len(wanted) > 1 else {}
-    wanted.sort(key=lambda step: order.get((step.call_id, step.state), 0), reverse=True)
+    order = await _order(store, session_id, ids, wanted) if len(wanted) > 1 else {}
+    wanted.sort(key=lambda step: order.get((step.run_id, step.call_id, step.state), 0), reverse=True)
     return [_undoable(step, by_ref) for step in wanted]
 
 
@@ -89,15 +89,22 @@ def _undoable(step: Effect, by_ref: dict[CallRef, Effect]) -> Undoable:
         times, failed = times + 1, known
 
 
-async def _order(store: Store, session_id: str, run_ids: Sequence[str]) -> dict[tuple[str, str], int]:
-    """Return the number of the last event with which each step was started or completed."""
-    order: dict[tuple[str, str], int] = {}
-    for run_id in run_ids:
+async def _order(
+    store: Store, session_id: str, run_ids: Sequence[str], steps: Iterable[Effect]
+) -> dict[tuple[str, str, str], int]:
+    """Return the number of the last event with which each step was started or completed, by its run, its call id and its state.
+
+    `run_ids` begins with the last run. A later run may complete a step of an earlier one, or have one of its own with the same call id.
+    """
+    begun = {(step.run_id, step.call_id) for step in steps}
+    order: dict[tuple[str, str, str], int] = {}
+    for number, run_id in enumerate(run_ids):
         after = 0
         while page := await store.events(session_id, run_id=run_id, after=after):
             after = page[-1].seq
             for event in page:
                 if event.kind in _ENDS:
-                    place = json.loads(event.payload)["call_id"], _ENDS[event.kind]
-                    order[place] = max(event.seq, order.get(place, 0))
+                    call_id, state = json.loads(event.payload)["call_id"], _ENDS[event.kind]
+                    owner = next((each for each in run_ids[number:] if (each, call_id) in begun), run_id)
+                    order[owner, call_id, state] = max(event.seq, order.get((owner, call_id, state), 0))
     return order
