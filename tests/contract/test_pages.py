@@ -104,6 +104,14 @@ async def test_submissions_are_listed_without_their_payloads(store: Store):
     assert [item.payload for item in await store.urgent(session_id)] == [""] * ALL
 
 
+async def test_signals_do_not_hide_an_interrupt(store: Store):
+    session_id = await new_session(store)
+    for _ in range(3):
+        await store.submit(session_id, "signal", '{"name": "paid"}', lane="control")
+    await store.submit(session_id, "interrupt", lane="control")
+    assert [item.kind for item in await store.urgent(session_id, limit=2)] == ["interrupt"]
+
+
 async def test_pages_of_metadata(store: Store):
     for _ in range(20):
         await store.create_session(agent="scribe", owner="ada", metadata=json.dumps({"a": "x" * 60_000}))

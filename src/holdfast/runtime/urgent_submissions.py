@@ -47,8 +47,6 @@ class UrgentSubmissions:
                 ):
                     turn.cancel("interrupt")
                 continue
-            if urgent.kind == "signal":
-                continue  # it is received when the turn waits or has ended, so that it cannot arrive unseen in between
             taken = await self._leased.store.take(self._leased.lease, id=urgent.id)
             if taken is None:
                 continue

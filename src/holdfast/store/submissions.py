@@ -197,7 +197,8 @@ class SubmissionMethods(Transactions):
     def urgent(self, session_id: str, *, limit: int = 1000) -> Tx[list[Submission]]:
         """Return the queued submissions that do not wait for their turn: the control lane, then `steer` and `interrupt`.
 
-        Their payloads are not read and are empty; `take` returns them.
+        Signals are not among them: they are received when the turn waits or has ended, so that none can arrive unseen in between. The
+        payloads are not read and are empty; `take` returns them.
         """
         wanted = op("urgent_submissions", session_id=session_id, limit=page_limit(limit))
         return [from_row(Submission, row, payload="") for row in (yield bounded(wanted, "reason", "run_id"))]

@@ -24,6 +24,6 @@ async def title_session(db: Documents, *, session_id: str, title: str, title_fol
 
 
 async def urgent_submissions(db: Documents, *, session_id: str, limit: int) -> list[MongoRow]:
-    urgent = [{"lane": "control"}, {"when_busy": {"$in": ["steer", "interrupt"]}}]
+    urgent = [{"lane": "control", "kind": {"$ne": "signal"}}, {"when_busy": {"$in": ["steer", "interrupt"]}}]
     where = {"session_id": session_id, **_OPEN, "deliver_at": {"$lte": await db.now()}, "$or": urgent}
     return await db.find("submissions", where, sort=_QUEUE, limit=limit, fields=_WITHOUT_PAYLOAD, paged=True)

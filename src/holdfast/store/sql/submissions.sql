@@ -15,12 +15,12 @@ WHERE id = :session_id AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.session_id =
 RETURNING id;
 
 -- name: urgent_submissions
--- Submissions that do not wait for their turn: the control lane, and messages for the running turn.
+-- Submissions that do not wait for their turn: the control lane, and messages for the running turn. Signals wait until the turn does.
 -- Without payloads, which are read when a submission is taken.
 SELECT session_id, position, id, kind, lane, when_busy, idempotency_key, state, attempts, reason, run_id, created_at,
   started_at, ended_at, trace, deliver_at
 FROM submissions
 WHERE session_id = :session_id AND ended_at IS NULL AND state = 'queued' AND deliver_at <= now_us()
-  AND (lane = 'control' OR when_busy IN ('steer', 'interrupt'))
+  AND (lane = 'control' AND kind <> 'signal' OR when_busy IN ('steer', 'interrupt'))
 ORDER BY lane, position
 LIMIT :limit;
