@@ -6,25 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.options import AsJson, ServerUrl, SessionId, StoreUrl, connected
 from holdfast.cli.runs import RunId
-from holdfast.cli.talk import Timeout, WaitForAnswer, print_answer, print_sent, wait_for_answer
+from holdfast.cli.talk import Timeout, Wait, WaitForAnswer, print_answer, submit, wait_for_answer
 from holdfast.cli.terminal import echo, print_json, record
 from holdfast.errors import BadInput, Conflict
 from holdfast.runtime.payloads import is_refused_retry
 from holdfast.types import TURNS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from holdfast.api.models import EffectInfo
     from holdfast.api.submissions import SubmissionInfo
     from holdfast.client import Client, SessionHandle, TurnHandle
-
-Wait = Annotated[
-    bool, typer.Option("--wait", help="Wait until a worker has processed it. Exit with 1 if it fails.")
-]
 
 
 def undo(
@@ -41,7 +34,7 @@ def undo(
     Examples:
         holdfast undo s1 --wait
     """
-    _submit(session_id, lambda session: session.undo(), store, url, wait=wait, as_json=as_json)
+    submit(session_id, lambda session: session.undo(), store, url, wait=wait, as_json=as_json)
 
 
 def rewind(
@@ -61,7 +54,7 @@ def rewind(
     Examples:
         holdfast rewind s1 019a8f4c-77aa-7c1e-9d3f-2b6f0a1c5e77 --wait
     """
-    _submit(session_id, lambda session: session.rewind(checkpoint_id), store, url, wait=wait, as_json=as_json)
+    submit(session_id, lambda session: session.rewind(checkpoint_id), store, url, wait=wait, as_json=as_json)
 
 
 def retry(
@@ -127,7 +120,7 @@ def undo_effects(
             raise Conflict(problem=f"session {session_id} has no turn yet")
         return await (await session.turn(turn_id)).undo_effects()
 
-    _submit(session_id, command, store, url, wait=wait, as_json=as_json)
+    submit(session_id, command, store, url, wait=wait, as_json=as_json)
 
 
 def compact(
@@ -142,7 +135,7 @@ def compact(
     Examples:
         holdfast compact s1 --wait
     """
-    _submit(session_id, lambda session: session.compact(), store, url, wait=wait, as_json=as_json)
+    submit(session_id, lambda session: session.compact(), store, url, wait=wait, as_json=as_json)
 
 
 def fork(
@@ -165,7 +158,7 @@ def fork(
     Examples:
         holdfast fork s1 --to s1-copy --wait
     """
-    _submit(
+    submit(
         session_id,
         lambda session: session.start_fork(checkpoint, session_id=to),
         store,
@@ -173,27 +166,6 @@ def fork(
         wait=wait,
         as_json=as_json,
     )
-
-
-def _submit(
-    session_id: str,
-    command: "Callable[[SessionHandle[str]], Awaitable[TurnHandle[None]]]",
-    store: str | None,
-    url: str | None,
-    *,
-    wait: bool,
-    as_json: bool,
-) -> None:
-    async def work() -> "SubmissionInfo":
-        async with connected(store, url) as client:
-            sent = await command(await client.session(session_id))
-            return (await wait_for_answer(sent, None))[0] if wait else sent.accepted
-
-    sent = asyncio.run(work())
-    print_sent(sent, as_json=as_json)
-    if wait and sent.state != "done":
-        echo(f"{sent.state}: {sent.reason}", err=True)
-        raise typer.Exit(ExitCode.FAILED)
 
 
 def settle(

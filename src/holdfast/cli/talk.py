@@ -1,4 +1,4 @@
-"""`holdfast send | tail | interrupt | approve`: use a session from a terminal."""
+"""`holdfast send | tail | interrupt | cancel | signal | approve`: use a session from a terminal."""
 
 import asyncio
 import json
@@ -18,15 +18,20 @@ from holdfast.ids import check_choice, check_time
 from holdfast.types import WHEN_BUSY, WhenBusy
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from holdfast.api.retention import RetentionStatus
     from holdfast.api.submissions import SubmissionInfo
     from holdfast.approval import ApprovalRequest
-    from holdfast.client import TurnHandle
+    from holdfast.client import SessionHandle, TurnHandle
 
 FAILED = ("failed", "dead")
 """The states of a turn that can be retried."""
 _EXIT_CODES = {"waiting": ExitCode.WAITING, "queued": ExitCode.TIMEOUT, "claimed": ExitCode.TIMEOUT}
 
+Wait = Annotated[
+    bool, typer.Option("--wait", help="Wait until a worker has processed it. Exit with 1 if it fails.")
+]
 WaitForAnswer = Annotated[bool, typer.Option("--wait", help="Wait for the answer and print it.")]
 Timeout = Annotated[
     float | None,
@@ -182,21 +187,48 @@ def _cleaned(state: "RetentionStatus") -> str:
 
 
 def interrupt(
-    session_id: SessionId, store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False
+    session_id: SessionId,
+    store: StoreUrl = None,
+    url: ServerUrl = None,
+    wait: Wait = False,
+    as_json: AsJson = False,
 ) -> None:
     """Stop the running turn of a session.
 
-    The next message continues from there.
+    The next message continues from there. `holdfast cancel` stops or removes one message.
 
     Examples:
         holdfast interrupt s1
     """
+    submit(session_id, lambda session: session.interrupt(), store, url, wait=wait, as_json=as_json)
 
-    async def work() -> "SubmissionInfo":
-        async with connected(store, url) as client:
-            return (await (await client.session(session_id)).interrupt()).accepted
 
-    print_sent(asyncio.run(work()), as_json=as_json)
+def cancel(
+    session_id: SessionId,
+    submission_id: Annotated[
+        str,
+        typer.Argument(help="Id of the message. `send` printed it, and `holdfast sessions show` lists it."),
+    ],
+    store: StoreUrl = None,
+    url: ServerUrl = None,
+    wait: Wait = False,
+    as_json: AsJson = False,
+) -> None:
+    """Cancel one message of a session, even if it has not started.
+
+    A message that is queued, or sent for later, is removed from the queue. A turn that is running or waiting is stopped.
+
+    Examples:
+        holdfast cancel s1 019a7d3e-5c1b-7f00-8a2e-3d4f5a6b7c8d
+    """
+
+    async def command(session: "SessionHandle[str]") -> "TurnHandle[None]":
+        turn = await session.turn(submission_id)
+        if turn.accepted.ended_at is not None:
+            raise Conflict(problem=f"submission {turn.id} has already ended: it is {turn.accepted.state}")
+        return await turn.cancel()
+
+    submit(session_id, command, store, url, wait=wait, as_json=as_json)
 
 
 def signal(
@@ -210,6 +242,7 @@ def signal(
     key: Annotated[
         str | None, typer.Option(help="Idempotency key: a second signal with this key is not delivered.")
     ] = None,
+    wait: Wait = False,
     as_json: AsJson = False,
 ) -> None:
     """Send a signal to a session.
@@ -224,13 +257,14 @@ def signal(
         value = None if data is None else json.loads(data)
     except ValueError as error:
         raise BadInput(problem=f"--data is not JSON: {error}") from error
-
-    async def work() -> "SubmissionInfo":
-        async with connected(store, url) as client:
-            session = await client.session(session_id)
-            return (await session.signal(name, value, idempotency_key=key)).accepted
-
-    print_sent(asyncio.run(work()), as_json=as_json)
+    submit(
+        session_id,
+        lambda session: session.signal(name, value, idempotency_key=key),
+        store,
+        url,
+        wait=wait,
+        as_json=as_json,
+    )
 
 
 def approve(
@@ -247,14 +281,16 @@ def approve(
     arguments: Annotated[
         str | None, typer.Option(metavar="JSON", help="Run the call with these arguments.")
     ] = None,
+    wait: Wait = False,
     as_json: AsJson = False,
 ) -> None:
     """Approve or deny a tool call that waits for a person.
 
     `holdfast sessions show` lists the calls that wait. The answer applies to the arguments that wait now, which are printed.
+    A worker records it, or rejects it if the call no longer waits or its deadline has passed: --wait reports which.
 
     Examples:
-        holdfast approve s1
+        holdfast approve s1 --wait
         holdfast approve s1 call-7 --deny --feedback "Too expensive."
         holdfast approve s1 call-7 --arguments '{"amount": 5}'
     """
@@ -277,15 +313,44 @@ def approve(
                 )
                 raise Conflict(problem=problem)
             if deny:
-                return (await session.deny(chosen[0], feedback=feedback)).accepted, chosen[0]
-            sent = await session.approve(chosen[0], arguments=edited, feedback=feedback)
-            return sent.accepted, chosen[0]
+                sent = await session.deny(chosen[0], feedback=feedback)
+            else:
+                sent = await session.approve(chosen[0], arguments=edited, feedback=feedback)
+            return await processed(sent, wait=wait), chosen[0]
 
     sent, call = asyncio.run(work())
     print_sent(sent, as_json=as_json, call=call.model_dump(mode="json"))
-    if not as_json:
+    if not as_json and sent.state not in FAILED:
+        recorded, submitted = ("denied", "denial of") if deny else ("approved", "approval of")
+        answer = recorded if sent.state == "done" else f"sent {submitted}"
         arguments_shown = json.dumps(call.arguments if edited is None else edited)
-        echo(f"{'denied' if deny else 'approved'} {call.call_id}: {call.tool} {arguments_shown}")
+        echo(f"{answer} {call.call_id}: {call.tool} {arguments_shown}")
+    check_processed(sent, wait=wait)
+
+
+def submit(
+    session_id: str,
+    command: "Callable[[SessionHandle[str]], Awaitable[TurnHandle[None]]]",
+    store: str | None,
+    url: str | None,
+    *,
+    wait: bool,
+    as_json: bool,
+) -> None:
+    """Submit a command to a session and print the submission. With `wait`, exit with 1 if it fails."""
+
+    async def work() -> "SubmissionInfo":
+        async with connected(store, url) as client:
+            return await processed(await command(await client.session(session_id)), wait=wait)
+
+    sent = asyncio.run(work())
+    print_sent(sent, as_json=as_json)
+    check_processed(sent, wait=wait)
+
+
+async def processed(sent: "TurnHandle[None]", *, wait: bool) -> "SubmissionInfo":
+    """Return a submission as it was accepted, or with `wait` as it ended."""
+    return (await wait_for_answer(sent, None))[0] if wait else sent.accepted
 
 
 def print_sent(submission: "SubmissionInfo", *, as_json: bool, **more: object) -> None:
@@ -294,3 +359,10 @@ def print_sent(submission: "SubmissionInfo", *, as_json: bool, **more: object) -
         print_json({"submission": record(submission), **more})
     else:
         echo(submission.submission_id)
+
+
+def check_processed(submission: "SubmissionInfo", *, wait: bool) -> None:
+    """Print the reason and exit with 1 if the command waited for a submission that failed."""
+    if wait and submission.state != "done":
+        echo(f"{submission.state}: {submission.reason}", err=True)
+        raise typer.Exit(ExitCode.FAILED)
