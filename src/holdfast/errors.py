@@ -1,12 +1,37 @@
 """All errors, in one class hierarchy. Each docstring is the message, with placeholders for the error's facts."""
 
 import inspect
+from string import Formatter
 from typing import TYPE_CHECKING, ClassVar, Self, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from holdfast.approval import ApprovalRequest
+
+
+_FORMATTER = Formatter()
+
+
+def without_period(text: object) -> str:
+    """Return text that is part of a sentence, such as the message of another error, without the period at its end."""
+    shown = str(text)
+    return shown if shown.endswith("...") else shown.removesuffix(".")
+
+
+def _message(template: str, facts: "Mapping[str, object]") -> str:
+    """Return the template with the facts. A fact that ends with a period does not double the punctuation after it."""
+    text = ""
+    for literal, name, spec, conversion in _FORMATTER.parse(template):
+        if literal.startswith(".") and text.endswith(("...", "?", "!")):
+            literal = literal[1:]  # noqa: PLW2901
+        elif literal.startswith((".", ",", ";")):
+            text = without_period(text)
+        text += literal
+        if name is not None:
+            value = _FORMATTER.convert_field(_FORMATTER.get_field(name, (), facts)[0], conversion)
+            text += format(value, spec or "")
+    return text
 
 
 class HoldfastError(Exception):
@@ -20,7 +45,7 @@ class HoldfastError(Exception):
 
     def __init__(self, **facts: object) -> None:
         self.facts = facts
-        super().__init__(inspect.cleandoc(type(self).__doc__ or "").format(**facts))
+        super().__init__(_message(inspect.cleandoc(type(self).__doc__ or ""), facts))
 
     @classmethod
     def restore(cls, message: str, facts: dict[str, object]) -> Self:

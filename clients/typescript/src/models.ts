@@ -466,6 +466,7 @@ export interface NewCommand {
 export interface NewCredential {
   /** The secret. It is encrypted before it is stored. */
   value: string;
+  /** Seconds after which the credential is deleted; by default it is kept. */
   ttl?: number | null;
 }
 

@@ -8,7 +8,7 @@ from typing import Any, Final, NoReturn, cast
 from pydantic_ai.exceptions import ModelRetry
 from pydantic_core import to_jsonable_python
 
-from holdfast.errors import BadInput, Conflict, OutcomeUnknown, StepError
+from holdfast.errors import BadInput, Conflict, OutcomeUnknown, StepError, without_period
 from holdfast.jsontext import lenient_json, read_recorded
 from holdfast.record import ledger
 from holdfast.record.buffer import Buffer
@@ -114,11 +114,11 @@ class Undoing:
             async with steps.open():
                 await steps.run(request)
         except Unserializable as error:
-            other = f"its undo declares another type of result: {error}. Restore the type, then undo the effects again"
+            other = f"its undo declares another type of result: {without_period(error)}. Restore the type, then undo the effects again"
             raise _stopped(step, other) from error
         except (StepError, ModelRetry) as error:
             text = error.facts["error"] if isinstance(error, StepError) else error
-            failed = f"its undo failed: {text}. Undo the effects again to retry it"
+            failed = f"its undo failed: {without_period(text)}. Undo the effects again to retry it"
             raise _stopped(step, failed) from error
         except OutcomeUnknown as error:
             entry = f"{item.entry} of run {step.run_id}"

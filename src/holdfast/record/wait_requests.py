@@ -8,8 +8,8 @@ from typing import Any
 from holdfast.errors import BadInput, SignalTimeout, StepsDiffer
 from holdfast.record import ledger, waits
 from holdfast.record.steps import Steps, Suspended, label, required_steps
-from holdfast.record.waits import SIGNAL, Wait, Waiting, WaitKind
-from holdfast.types import Effect, Json
+from holdfast.record.waits import Wait, Waiting, WaitKind
+from holdfast.types import SIGNAL, Effect, Json
 
 
 async def sleep_until(time: datetime) -> None:

@@ -21,8 +21,6 @@ from holdfast.store import Store
 from holdfast.types import Effect, Json
 
 WaitKind: TypeAlias = Literal["sleep", "signal", "delegate"]
-SIGNAL: Final = "signal"
-"""The kind of the records in which signals wait until they are received."""
 LONGEST: Final = timedelta(days=3653)
 """The longest wait: ten years."""
 

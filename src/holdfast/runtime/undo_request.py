@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from holdfast.errors import without_period
 from holdfast.ids import new_id
 from holdfast.jsontext import lenient_json
 from holdfast.record.resume_point import continued_runs
@@ -17,6 +18,11 @@ from holdfast.types import Batch, NewEvent, Run, Submission, SubmissionChange
 
 _LONGEST_CHAIN = 10_000
 INTERRUPTED = "the undo of its effects was interrupted"
+
+
+def joined(reason: str, undo: str) -> str:
+    """Return why a turn failed, and how the undo of its effects ended."""
+    return f"{without_period(reason)}; {undo}"
 
 
 def undone_run(run: Run) -> str | None:
