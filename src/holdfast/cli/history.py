@@ -2,19 +2,34 @@
 
 import asyncio
 import json
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from holdfast.cli.options import AsJson, ServerUrl, SessionId, StoreUrl, connected
 from holdfast.cli.runs import RunId
-from holdfast.cli.talk import Timeout, Wait, WaitForAnswer, print_answer, submit, wait_for_answer
+from holdfast.cli.talk import (
+    Answer,
+    Timeout,
+    Wait,
+    WaitForAnswer,
+    answered,
+    check_processed,
+    print_answer,
+    print_sent,
+    processed,
+    submit,
+)
 from holdfast.cli.terminal import echo, print_json, record
 from holdfast.errors import BadInput, Conflict
+from holdfast.events import EffectUndone
 from holdfast.runtime.payloads import is_refused_retry
 from holdfast.types import TURNS
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from holdfast.api.models import EffectInfo
     from holdfast.api.submissions import SubmissionInfo
     from holdfast.client import Client, SessionHandle, TurnHandle
@@ -82,17 +97,16 @@ def retry(
         holdfast retry s1 --from-step turn/search~2
     """
 
-    async def work() -> "tuple[SubmissionInfo, str | None]":
+    async def work() -> Answer:
         async with connected(store, url) as client:
             session = await client.session(session_id)
             turn_id = submission_id or await last_turn(session)
             if turn_id is None:
                 raise Conflict(problem=f"session {session_id} has no turn yet")
             sent = await (await session.turn(turn_id)).retry(from_step=from_step)
-            return await wait_for_answer(sent, timeout) if wait else (sent.accepted, None)
+            return await answered(client, sent, timeout, wait=wait)
 
-    submission, answer = asyncio.run(work())
-    print_answer(submission, answer, wait=wait, as_json=as_json)
+    print_answer(asyncio.run(work()), wait=wait, as_json=as_json)
 
 
 def undo_effects(
@@ -108,19 +122,41 @@ def undo_effects(
     """Undo what the steps of a turn did outside the session.
 
     Runs the undo functions of its completed steps, the last one first. Stops at the first that fails or has an unknown outcome; the next
-    call continues there. The messages stay: `holdfast undo` removes them.
+    call continues there. The messages stay: `holdfast undo` removes them. With --wait, prints the steps that are undone.
 
     Examples:
         holdfast undo-effects s1 --wait
     """
 
-    async def command(session: "SessionHandle[str]") -> "TurnHandle[None]":
-        turn_id = submission_id or await last_turn(session)
-        if turn_id is None:
-            raise Conflict(problem=f"session {session_id} has no turn yet")
-        return await (await session.turn(turn_id)).undo_effects()
+    async def work() -> "tuple[SubmissionInfo, list[str]]":
+        async with connected(store, url) as client:
+            session = await client.session(session_id)
+            turn_id = submission_id or await last_turn(session)
+            if turn_id is None:
+                raise Conflict(problem=f"session {session_id} has no turn yet")
+            sent = await (await session.turn(turn_id)).undo_effects()
+            ended = await processed(sent, wait=wait)
+            return ended, [each async for each in _undone(sent)] if wait else []
 
-    submit(session_id, command, store, url, wait=wait, as_json=as_json)
+    sent, undone = asyncio.run(work())
+    print_sent(sent, as_json=as_json)
+    if wait and not as_json:
+        for step in undone:
+            echo(f"undone: {step}")
+        if not undone and sent.state == "done":
+            echo("Nothing was left to undo.")
+    check_processed(sent, wait=wait)
+
+
+async def _undone(sent: "TurnHandle[None]") -> "AsyncGenerator[str, None]":
+    """Yield the steps that an undo of effects, which has ended, has undone."""
+    is_running = False
+    async with aclosing(sent.events()) as events:
+        async for event in events:
+            if event.kind == "submission_started":
+                is_running = getattr(event, "submission_id", None) == sent.id
+            elif is_running and isinstance(event, EffectUndone):
+                yield f"{event.undoes} by {event.name}"
 
 
 def compact(

@@ -23,6 +23,7 @@ from holdfast.cli.terminal import (
 )
 from holdfast.ids import check_choice
 from holdfast.schedules import CATCH_UPS, OVERLAPS, CatchUp, Overlap
+from holdfast.types import state_text
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -344,4 +345,4 @@ def _result(schedule: "ScheduleInfo") -> Text:
         return one_line(schedule.problem)
     if schedule.last_state in {"failed", "dead"}:
         return one_line(f"{schedule.last_state}: {schedule.last_reason}")
-    return coloured(schedule.last_state or "")
+    return coloured(state_text(schedule.last_state or ""))

@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 from contextlib import aclosing
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -11,11 +12,12 @@ import typer
 
 from holdfast.cli.events import print_event
 from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.failures import FAILED, latest_undo, next_command
 from holdfast.cli.options import AsJson, ServerUrl, SessionId, StoreUrl, connected
-from holdfast.cli.terminal import echo, new_console, print_json, record, retry_command, time_text
+from holdfast.cli.terminal import echo, new_console, print_json, record, time_text
 from holdfast.errors import ApprovalNeeded, BadInput, Conflict, TurnFailed
 from holdfast.ids import check_choice, check_time
-from holdfast.types import WHEN_BUSY, WhenBusy
+from holdfast.types import WHEN_BUSY, WhenBusy, state_text
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -23,11 +25,11 @@ if TYPE_CHECKING:
     from holdfast.api.retention import RetentionStatus
     from holdfast.api.submissions import SubmissionInfo
     from holdfast.approval import ApprovalRequest
-    from holdfast.client import SessionHandle, TurnHandle
+    from holdfast.client import Client, SessionHandle, TurnHandle
 
-FAILED = ("failed", "dead")
-"""The states of a turn that can be retried."""
 _EXIT_CODES = {"waiting": ExitCode.WAITING, "queued": ExitCode.TIMEOUT, "claimed": ExitCode.TIMEOUT}
+
+_ADVICE = {"retry": "Continue it with", "undo": "Continue the undo of its effects with"}
 
 Wait = Annotated[
     bool, typer.Option("--wait", help="Wait until a worker has processed it. Exit with 1 if it fails.")
@@ -78,7 +80,7 @@ def send(
     message = sys.stdin.read() if text == "-" else text
     deliver_at = None if at is None else _time(at)
 
-    async def work() -> "tuple[SubmissionInfo, str | None]":
+    async def work() -> Answer:
         async with connected(store, url) as client:
             session = await client.session(session_id, agent=agent, owner=owner)
             sent = await session.send(
@@ -87,10 +89,9 @@ def send(
                 idempotency_key=key,
                 deliver_at=deliver_at,
             )
-            return await wait_for_answer(sent, timeout) if wait else (sent.accepted, None)
+            return await answered(client, sent, timeout, wait=wait)
 
-    submission, answer = asyncio.run(work())
-    print_answer(submission, answer, wait=wait, as_json=as_json)
+    print_answer(asyncio.run(work()), wait=wait, as_json=as_json)
 
 
 def _time(text: str) -> datetime:
@@ -100,6 +101,28 @@ def _time(text: str) -> datetime:
         raise BadInput(
             problem=f"--at {text!r} is not a time. Use a time with a zone, such as 2026-12-24T18:00:00+01:00"
         ) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A turn, its answer if the command waited for it, and the advice how to continue if it failed."""
+
+    submission: "SubmissionInfo"
+    text: str | None = None
+    advice: str | None = None
+
+
+async def answered(client: "Client", turn: "TurnHandle[Any]", seconds: float | None, *, wait: bool) -> Answer:
+    """Return a turn as it was accepted, or with `wait` as it ended or waits for a person."""
+    if not wait:
+        return Answer(submission=turn.accepted)
+    submission, text = await wait_for_answer(turn, seconds)
+    if submission.state not in FAILED:
+        return Answer(submission=submission, text=text)
+    undo = await latest_undo(client, submission.session_id)
+    command = await next_command(client, submission.session_id, submission, undo)
+    advice = command and f"{_ADVICE[command[0]]}: {command[1]}"
+    return Answer(submission=submission, text=text, advice=advice)
 
 
 async def wait_for_answer(
@@ -117,24 +140,20 @@ async def wait_for_answer(
     return await turn.info(), answer or None
 
 
-def print_answer(submission: "SubmissionInfo", answer: str | None, *, wait: bool, as_json: bool) -> None:
+def print_answer(answer: Answer, *, wait: bool, as_json: bool) -> None:
     """Print the id of a turn, or its answer if the command waited for it. Exit with the code of a turn that is not done."""
+    submission = answer.submission
     if as_json:
-        print_json({"submission": record(submission), "answer": answer})
+        print_json({"submission": record(submission), "answer": answer.text})
     elif not wait:
         echo(submission.submission_id)
-    elif answer is not None:
-        echo(answer)
+    elif answer.text is not None:
+        echo(answer.text)
     if wait and submission.state != "done":
-        echo(f"{submission.state}: {submission.reason}", err=True)
-        if is_retriable(submission):
-            echo(f"Continue it with: {retry_command(submission.session_id)}", err=True)
+        echo(f"{state_text(submission.state)}: {submission.reason}", err=True)
+        if answer.advice is not None:
+            echo(answer.advice, err=True)
         raise typer.Exit(_EXIT_CODES.get(submission.state, ExitCode.FAILED))
-
-
-def is_retriable(turn: "SubmissionInfo") -> bool:
-    """Return whether a turn failed and a retry may continue it. A retry was refused if the session had continued before."""
-    return turn.state in FAILED and "cannot be retried" not in (turn.reason or "")
 
 
 def tail(
@@ -225,7 +244,9 @@ def cancel(
     async def command(session: "SessionHandle[str]") -> "TurnHandle[None]":
         turn = await session.turn(submission_id)
         if turn.accepted.ended_at is not None:
-            raise Conflict(problem=f"submission {turn.id} has already ended: it is {turn.accepted.state}")
+            raise Conflict(
+                problem=f"submission {turn.id} has already ended: it is {state_text(turn.accepted.state)}"
+            )
         return await turn.cancel()
 
     submit(session_id, command, store, url, wait=wait, as_json=as_json)
@@ -364,5 +385,5 @@ def print_sent(submission: "SubmissionInfo", *, as_json: bool, **more: object) -
 def check_processed(submission: "SubmissionInfo", *, wait: bool) -> None:
     """Print the reason and exit with 1 if the command waited for a submission that failed."""
     if wait and submission.state != "done":
-        echo(f"{submission.state}: {submission.reason}", err=True)
+        echo(f"{state_text(submission.state)}: {submission.reason}", err=True)
         raise typer.Exit(ExitCode.FAILED)
