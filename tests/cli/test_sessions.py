@@ -27,3 +27,26 @@ async def test_a_message_for_later_a_kept_signal_and_the_last_turn_are_shown(tmp
         shown = await shell.json("sessions", "show", "s")
         assert shown["signals"] == [{"name": "paid", "data": {"amount": 5}}]
         assert (shown["last_turn"]["id"], shown["last_turn"]["state"]) == (turn, "done")
+
+
+async def test_a_schedule_for_an_agent_without_a_worker_is_created_with_a_warning(tmp_path: Path):
+    @holdfast.agent("reporter")
+    async def reporter(turn: Turn) -> str:
+        return turn.text
+
+    path = f"sqlite:///{tmp_path}/s.db"
+    shell = Shell({"HOLDFAST_STORE": path})
+    create = ("schedule", "create", "--cron", "0 9 * * *", "--text", "go")
+    async with open_store(path) as store, working(store, reporter):
+        created = await shell.holdfast(*create, "--agent", "reportr")
+        assert (created.exit_code, "agent       reportr" in created.stdout) == (0, True)
+        assert created.stderr.startswith(
+            "warning: No live worker serves agent 'reportr'. Did you mean 'reporter'?"
+        )
+        assert (await shell.holdfast(*create, "--agent", "reporter")).stderr == ""
+        empty = await shell.holdfast(
+            "schedule", "create", "--cron", "0 9 * * *", "--text", "", "--agent", "reporter"
+        )
+        assert "the message is empty" in str(empty.exception)
+        naive = await shell.holdfast("send", "s", "hi", "--at", "2036-01-01T09:00:00")
+        assert "has no time zone. Append Z" in str(naive.exception)

@@ -16,7 +16,7 @@ from holdfast.cli.failures import FAILED, latest_undo, next_command
 from holdfast.cli.options import AsJson, ServerUrl, SessionId, StoreUrl, connected
 from holdfast.cli.terminal import echo, new_console, print_json, record, time_text
 from holdfast.errors import ApprovalNeeded, BadInput, Conflict, TurnFailed
-from holdfast.ids import check_choice, check_time
+from holdfast.ids import check_choice
 from holdfast.types import WHEN_BUSY, WhenBusy, state_text
 
 if TYPE_CHECKING:
@@ -96,11 +96,16 @@ def send(
 
 def _time(text: str) -> datetime:
     try:
-        return check_time(datetime.fromisoformat(text), "--at")
+        time = datetime.fromisoformat(text)
     except ValueError:
         raise BadInput(
             problem=f"--at {text!r} is not a time. Use a time with a zone, such as 2026-12-24T18:00:00+01:00"
         ) from None
+    if time.tzinfo is None:
+        raise BadInput(
+            problem=f"--at {text!r} has no time zone. Append Z for UTC, or an offset, as in {time.isoformat()}+01:00"
+        )
+    return time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
