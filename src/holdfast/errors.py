@@ -1,37 +1,11 @@
 """All errors, in one class hierarchy. Each docstring is the message, with placeholders for the error's facts."""
 
-import inspect
-from string import Formatter
 from typing import TYPE_CHECKING, ClassVar, Self, cast
 
+from holdfast.sentences import fill
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from holdfast.approval import ApprovalRequest
-
-
-_FORMATTER = Formatter()
-
-
-def without_period(text: object) -> str:
-    """Return text that is part of a sentence, such as the message of another error, without the period at its end."""
-    shown = str(text)
-    return shown if shown.endswith("...") else shown.removesuffix(".")
-
-
-def _message(template: str, facts: "Mapping[str, object]") -> str:
-    """Return the template with the facts. A fact that ends with a period does not double the punctuation after it."""
-    text = ""
-    for literal, name, spec, conversion in _FORMATTER.parse(template):
-        if literal.startswith(".") and text.endswith(("...", "?", "!")):
-            literal = literal[1:]  # noqa: PLW2901
-        elif literal.startswith((".", ",", ";")):
-            text = without_period(text)
-        text += literal
-        if name is not None:
-            value = _FORMATTER.convert_field(_FORMATTER.get_field(name, (), facts)[0], conversion)
-            text += format(value, spec or "")
-    return text
 
 
 class HoldfastError(Exception):
@@ -45,7 +19,7 @@ class HoldfastError(Exception):
 
     def __init__(self, **facts: object) -> None:
         self.facts = facts
-        super().__init__(_message(inspect.cleandoc(type(self).__doc__ or ""), facts))
+        super().__init__(fill(type(self).__doc__ or "", facts))
 
     @classmethod
     def restore(cls, message: str, facts: dict[str, object]) -> Self:
@@ -496,9 +470,9 @@ class ApprovalNeeded(HoldfastError):
     code = "approval_needed"
 
     @property
-    def calls(self) -> "Sequence[ApprovalRequest]":
+    def calls(self) -> "list[ApprovalRequest]":
         """The tool calls that wait for a decision."""
-        return cast("Sequence[ApprovalRequest]", self.facts["calls"])
+        return cast("list[ApprovalRequest]", self.facts["calls"])
 
 
 class StepError(HoldfastError):

@@ -8,7 +8,7 @@ from typing import Any, Final, NoReturn, cast
 from pydantic_ai.exceptions import ModelRetry
 from pydantic_core import to_jsonable_python
 
-from holdfast.errors import BadInput, Conflict, OutcomeUnknown, StepError, without_period
+from holdfast.errors import BadInput, Conflict, OutcomeUnknown, StepError
 from holdfast.jsontext import lenient_json, read_recorded
 from holdfast.record import ledger
 from holdfast.record.buffer import Buffer
@@ -22,6 +22,7 @@ from holdfast.record.steps import Steps
 from holdfast.record.threads import RunThreads
 from holdfast.record.undo import CompletedStep, Undo, UndoFunction, completed_step, undo_name
 from holdfast.record.undo_plan import Undoable
+from holdfast.sentences import without_period
 from holdfast.store import Store
 from holdfast.types import Effect, NewEvent
 

@@ -7,12 +7,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.errors import without_period
 from holdfast.ids import new_id
 from holdfast.jsontext import lenient_json
 from holdfast.record.resume_point import continued_runs
 from holdfast.record.undo_plan import Undoable, undo_plan
 from holdfast.runtime.payloads import parse_payload
+from holdfast.sentences import without_period
 from holdfast.store import Store
 from holdfast.types import Batch, NewEvent, Run, Submission, SubmissionChange
 
