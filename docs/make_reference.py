@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,8 @@ def media() -> str:
 _AGENTS: dict[str, tuple[str, ...]] = {
     "Record a run": ("Holdfast", "ExternalMedia", "idempotency_key", "annotate_effect"),
     "Steps and probes": ("step", "Retry", "Unsettled", "Done", "NotDone", "Unknown"),
+    "Time and signals": ("sleep", "sleep_until", "signal"),
+    "Undo effects": ("Undo", "CompletedStep"),
     "Plain agents": ("agent", "Turn", "Decision"),
     "Continue a run or a session": ("resume", "continue_session", "fork", "rewind", "settle_effect"),
     "Inspect": ("inspect_run", "RunReport", "load_history", "is_provider_valid"),
@@ -142,7 +145,7 @@ def agents() -> str:
     parts = [
         "# Python API: record and run agents\n",
         "Functions and classes that record and run agents. How to use them: [record an agent](../how-to/record.md),",
-        "[steps and probes](../how-to/steps.md), [bring your own loop](../how-to/plain-agents.md), [run sessions in the background](../how-to/worker.md). They raise the [errors](errors.md) of Holdfast; values such as",
+        "[steps and probes](../how-to/steps.md), [sleep and wait for signals](../how-to/time.md), [undo the effects of a turn](../how-to/undo.md), [bring your own loop](../how-to/plain-agents.md), [run sessions in the background](../how-to/worker.md). They raise the [errors](errors.md) of Holdfast; values such as",
         "`Checkpoint` and `Effect` are [types](types.md).\n",
     ]
     for title, names in _AGENTS.items():
@@ -166,21 +169,36 @@ def _public(name: str) -> str:
     methods = {
         n.name: n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
     }  # the last overload
+    init = methods.get("__init__")
     if name == "Turn":  # workers make it
         shape = "class Turn"
-    elif init := methods.get("__init__"):
+    elif init:
         init.args.args = init.args.args[1:]
         shape = _signature(name, init.args)
     else:
         fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
         shape = "\n".join([f"class {name}:", *(f"    {ast.unparse(field)}" for field in fields)])
     parts = [f"### {name}\n\n```python\n{imported}\n\n{shape}\n```\n\n{ast.get_docstring(node)}\n"]
+    if documented := [f"- `{field}`: {text}" for field, text in _field_docs(node) if not init]:
+        parts.append("\n".join([*documented, ""]))
     for method in methods.values():
         if method.name.startswith("_") or name in {"Holdfast", "ExternalMedia", "AgentSetup"}:
             continue  # what Pydantic AI and workers call, not users
         method.args.args = method.args.args[1:]
         parts.append(_function(method, heading=f"#### {name}.{method.name}"))
     return "\n".join(parts)
+
+
+def _field_docs(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a class that have a docstring."""
+    for field, text in pairwise(node.body):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and not (name := ast.unparse(field.target)).startswith("_")
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+        ):
+            yield name, str(text.value.value)
 
 
 _EXAMPLES = """\

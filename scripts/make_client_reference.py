@@ -8,7 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from holdfast import events
+from pydantic import BaseModel
+
+from holdfast import approval, events
+from holdfast.api import models, retention, schedules, shell, submissions
+from holdfast.api.models import RequestBody
 from holdfast.client.connection import connect
 from scripts import operations
 from scripts.operations import HANDLES
@@ -36,7 +40,45 @@ def client_page() -> str:
     for handle in HANDLES:
         parts += [f"## {handle.__name__}\n", f"{inspect.getdoc(handle)}\n"]
         parts += [_entry(name, method, *overloads) for name, method, overloads in _methods(handle)]
+    parts += ["## Results\n", "The objects that the methods return, and those within them.\n"]
+    parts += [_result(model) for model in _results("\n".join(parts))]
     return "\n".join(parts)
+
+
+def _results(text: str) -> list[type[BaseModel]]:
+    """Return the models of responses that signatures name, and those in their fields, by name."""
+    known = {
+        name: value
+        for module in (models, retention, schedules, shell, submissions, approval)
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, BaseModel) and not issubclass(value, RequestBody)
+    }
+    signatures = "\n".join(line for line in text.splitlines() if line.startswith("    "))
+    results: dict[str, type[BaseModel]] = {}
+    waiting = [signatures]
+    while waiting:
+        for word in re.findall(r"\w+", waiting.pop()):
+            if word in known and word not in results:
+                results[word] = known[word]
+                waiting += [_kind(field.annotation) for field in known[word].model_fields.values()]
+    return [results[name] for name in sorted(results)]
+
+
+def _result(model: type[BaseModel]) -> str:
+    rows = [
+        f"| `{name}` | `{_optional(_kind(field.annotation))}` | {field.description or ''} |"
+        for name, field in model.model_fields.items()
+    ]
+    return "\n".join(
+        [
+            f"### {model.__name__}\n",
+            f"{inspect.getdoc(model)}\n",
+            "| Field | Type | Meaning |",
+            "|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
 
 
 def _methods(handle: type[Any]) -> Iterator[tuple[str, Function, list[Function]]]:
@@ -72,6 +114,12 @@ def _signature(name: str, node: Function) -> str:
     returns = f"AsyncContextManager[{returns[15:-7]}]" if name.startswith("holdfast.") else returns
     awaited = "await " if is_awaited else ""
     return f"{awaited}{name}({arguments}) -> {returns}"
+
+
+def _optional(kind: str) -> str:
+    """Return the type of a field that may be None as Python now writes it."""
+    inner = kind.removeprefix("Optional[")
+    return kind if inner == kind else f"{inner[:-1]} \\| None"
 
 
 def events_page() -> str:

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from holdfast import errors
-from holdfast.errors import HoldfastError, SessionBusy
+from holdfast.errors import HoldfastError, SessionBusy, StepError
 
 FAMILY = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, HoldfastError)]
 
@@ -16,6 +16,14 @@ def test_the_docstring_is_the_message(kind: type[HoldfastError]):
     message = str(kind(**facts))
     assert all(fact in message for fact in facts.values())
     assert "{" not in message
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [("Out of stock.", "failed: Out of stock."), ("Why?", "failed: Why?"), ("wait...", "failed: wait...")],
+)
+def test_a_quoted_error_does_not_double_the_period(error: str, message: str):
+    assert str(StepError(step="pay", error=error)).endswith(message)
 
 
 def test_codes_are_fixed_and_distinct():

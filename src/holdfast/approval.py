@@ -28,10 +28,10 @@ class QuestionOrigin(BaseModel):
 class ApprovalRequest(BaseModel):
     """A tool call that waits for a decision. The decision names its digest."""
 
-    call_id: str
-    tool: str
-    arguments: dict[str, Any]
-    digest: str
+    call_id: str = Field(description="The id of the call.")
+    tool: str = Field(description="The name of the tool.")
+    arguments: dict[str, Any] = Field(description="The arguments of the call.")
+    digest: str = Field(description="The digest of the arguments, which an answer must name.")
     note: str | None = Field(
         default=None, description="What to know before the decision, if the call was started before."
     )

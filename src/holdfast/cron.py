@@ -18,6 +18,24 @@ from holdfast.errors import BadInput
 from holdfast.ids import did_you_mean
 
 _FIELDS: Final = 5
+_RANGES: Final = {
+    "minute": "0 to 59",
+    "hour": "0 to 23",
+    "day of the month": "1 to 31, L or LW",
+    "month": "1 to 12 or JAN to DEC",
+    "day of the week": "0 to 7 or SUN to SAT",
+}
+"""The fields in order, and the values of each."""
+_NAMED: Final = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+"""The names that other programs have for expressions."""
 _LONGEST: Final = 200
 _LONGEST_SHIFT: Final = timedelta(hours=3)
 """No zone repeats more than this. A time of day can therefore be as far from its place in the order of local times."""
@@ -28,9 +46,13 @@ def check_cron(cron: str, timezone: str, after: datetime) -> str:
     fields = cron.split()
     if len(cron) > _LONGEST:
         raise BadInput(problem=f"the cron expression has {len(cron)} characters; the limit is {_LONGEST}")
+    if cron.strip().startswith("@"):
+        name = cron.strip().lower()
+        remedy = f"Use {_NAMED[name]!r}" if name in _NAMED else "Use five fields"
+        raise BadInput(problem=f"the cron expression {cron!r} is a name, which is not supported. {remedy}")
     if len(fields) != _FIELDS:
         raise BadInput(
-            problem=f"the cron expression {cron!r} has {len(fields)} fields. Use five: minute, hour, day of the month, month and"
+            problem=f"the cron expression {cron!r} has {len(fields)} {'field' if len(fields) == 1 else 'fields'}. Use five: minute, hour, day of the month, month and"
             " day of the week. Seconds are not possible"
         )
     if timezone not in _zones():
@@ -67,10 +89,20 @@ def _times(cron: str, timezone: str, after: datetime) -> Iterator[datetime]:
             at = each.astimezone(UTC)
             if at > after:  # in the hour that is repeated, local times before `after` follow
                 yield at
-    except CronSimError as error:
-        problem = f"{str(error).lower()}, or there is no such date"
-        raise BadInput(problem=f"the cron expression {cron!r} is not valid: {problem}") from None
+    except CronSimError:
+        raise BadInput(problem=f"the cron expression {cron!r} is not valid: {_problem(cron)}") from None
     raise BadInput(problem=f"the cron expression {cron!r} matches no date in the next 50 years")
+
+
+def _problem(cron: str) -> str:
+    """Return which field of an expression is not valid, and its range."""
+    for number, (field, (name, expected)) in enumerate(zip(cron.split(), _RANGES.items(), strict=True)):
+        alone = " ".join(field if place == number else "*" for place in range(_FIELDS))
+        try:
+            CronSim(alone, datetime(2000, 1, 1, tzinfo=UTC))
+        except CronSimError:
+            return f"the {name} is {field!r}. Use {expected}, or *, lists, ranges and steps of them"
+    return "there is no such date"
 
 
 @cache

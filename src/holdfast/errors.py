@@ -1,11 +1,10 @@
 """All errors, in one class hierarchy. Each docstring is the message, with placeholders for the error's facts."""
 
-import inspect
 from typing import TYPE_CHECKING, ClassVar, Self, cast
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from holdfast.sentences import fill
 
+if TYPE_CHECKING:
     from holdfast.approval import ApprovalRequest
 
 
@@ -20,7 +19,7 @@ class HoldfastError(Exception):
 
     def __init__(self, **facts: object) -> None:
         self.facts = facts
-        super().__init__(inspect.cleandoc(type(self).__doc__ or "").format(**facts))
+        super().__init__(fill(type(self).__doc__ or "", facts))
 
     @classmethod
     def restore(cls, message: str, facts: dict[str, object]) -> Self:
@@ -471,9 +470,9 @@ class ApprovalNeeded(HoldfastError):
     code = "approval_needed"
 
     @property
-    def calls(self) -> "Sequence[ApprovalRequest]":
+    def calls(self) -> "list[ApprovalRequest]":
         """The tool calls that wait for a decision."""
-        return cast("Sequence[ApprovalRequest]", self.facts["calls"])
+        return cast("list[ApprovalRequest]", self.facts["calls"])
 
 
 class StepError(HoldfastError):

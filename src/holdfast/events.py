@@ -141,7 +141,8 @@ class ApprovalRequested(_Event):
 class ApprovalAnswered(_Event):
     """A person decided about one tool call. `by` is the owner of the token, if the decision came over HTTP.
 
-    It is `deadline` if nobody decided in time, and the default of the question is its answer.
+    It is `deadline` if nobody decided in time, and the default of the question is its answer. With `external`, it delivered the result of a
+    call that ran outside.
     """
 
     kind: Literal["approval_answered"] = "approval_answered"
@@ -151,6 +152,7 @@ class ApprovalAnswered(_Event):
     feedback: str | None = _payload("feedback", None)
     arguments: dict[str, Any] | None = _payload("arguments", None)
     by: str | None = _payload("by", None)
+    external: bool = _payload("external", False)
 
 
 class ApprovalReminder(_Event):

@@ -64,6 +64,11 @@ def check_run_id(value: str) -> str:
 
 def check_time(value: datetime, what: str) -> datetime:
     """Return `value` if it names one moment: it has a time zone."""
+    if not isinstance(value, datetime):  # pyright: ignore[reportUnnecessaryIsInstance]
+        given = type(value).__name__
+        raise BadInput(
+            problem=f"{what} must be a datetime with a time zone, such as datetime.now(UTC), not a {given}"
+        )
     if value.tzinfo is None:
         raise BadInput(problem=f"{what} has no time zone. Use a time like datetime.now(UTC)")
     return value

@@ -226,7 +226,7 @@ async def read_questions(store: Store, session_id: str, chain: Iterable[Run]) ->
 def _read(found: Questions, event: Event) -> None:
     match event.kind:
         case "approval_answered":
-            answer = _parse(json.loads(event.payload))
+            answer = _recorded(event)
             found.answers.setdefault(answer.call_id, answer)
         case "approval_requested":
             found.asked = {call["call_id"]: call for call in json.loads(event.payload)["calls"]}
@@ -244,6 +244,13 @@ def _read(found: Questions, event: Event) -> None:
                 found.answers.clear()
 
 
+def _recorded(event: Event) -> ApprovalAnswer:
+    """Return the answer that an event records, without the note that it was the result of a call that ran outside."""
+    facts = json.loads(event.payload)
+    facts.pop("external", None)
+    return _parse(facts)
+
+
 async def is_repeated(store: Store, session_id: str, answer: ApprovalAnswer, *, before: int) -> bool:
     """Return whether this answer was already given, to a question that is no longer open, shortly before event `before`.
 
@@ -254,7 +261,7 @@ async def is_repeated(store: Store, session_id: str, answer: ApprovalAnswer, *, 
         after = page[-1].seq
         for event in page:
             if event.kind == ANSWERED:
-                given = _parse(json.loads(event.payload))
+                given = _recorded(event)
                 if (given.call_id, given.digest) == (answer.call_id, answer.digest):
                     latest = given
     if latest is not None and latest != answer:

@@ -34,6 +34,8 @@ LANES: tuple[str, ...] = get_args(Lane)
 WHEN_BUSY: tuple[str, ...] = get_args(WhenBusy)
 TURNS = ("message", "retry")
 """The kinds of submissions that run a turn of the agent."""
+SIGNAL = "signal"
+"""The kind of the records in which signals wait until a tool or agent receives them."""
 UNDO_EFFECTS = "undo_effects"
 """The kind of submissions that undo the effects of a turn."""
 SUBMISSION_STATES: tuple[str, ...] = get_args(SubmissionState)
@@ -164,6 +166,11 @@ class Submission:
     ended_at: datetime | None
     trace: str | None = None
     deliver_at: datetime | None = None
+
+
+def state_text(state: str) -> str:
+    """Return the state of a submission as messages name it: one that a worker has claimed is running."""
+    return "running" if state == "claimed" else state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -144,6 +144,12 @@ def test_lines_are_cut_at_the_width_of_the_terminal_and_json_is_complete(tmp_pat
             {"call_id": "c", "digest": "0", "approved": False, "feedback": "too much"},
             "c denied: too much",
         ),
+        (
+            "approval_answered",
+            {"call_id": "c", "digest": "0", "approved": True, "by": "ada", "external": True},
+            "c result delivered by ada",
+        ),
+        ("effect_undone", {"name": "refund", "call_id": "t/pay~undo", "undoes": "t/pay"}, "t/pay by refund"),
         ("step_started", {"other": 1}, '{"other": 1}'),
         ("tick", [1, 2], "[1, 2]"),
     ],

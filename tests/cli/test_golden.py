@@ -57,6 +57,9 @@ send foreign hello
 interrupt s
 interrupt none
 interrupt foreign
+cancel s none
+cancel none none
+cancel foreign none
 undo s
 undo foreign
 undo-effects s none

@@ -90,6 +90,15 @@ def test_every_command_prints_json_or_is_listed_with_a_reason():
     assert without == listed
 
 
+def test_the_output_of_every_command_with_json_is_documented():
+    rows = re.findall(r"^\| (`[^|]+`) \|", section("JSON output"), re.MULTILINE)
+    documented = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    expected = [
+        name for name, command in COMMANDS.items() if "--json" in str([p.opts for p in command.params])
+    ]
+    assert sorted(documented) == sorted(expected)
+
+
 def test_the_commands_are_grouped():
     shown = invoke()
     assert (shown.exit_code, shown.stderr) == (0, "")

@@ -305,11 +305,12 @@ async def test_approve_deny_and_edit(terminal: Terminal):
         assert (asked["call_id"], asked["tool"], asked["arguments"]) == ("pay-5", "pay", {"amount": 5})
         assert shown["session"]["waiting_for"] == "pay (pay-5)"
         assert 'approval    pay-5: pay {"amount": 5}' in await terminal.text("sessions", "show", "s")
-        assert 'approved pay-5: pay {"amount": 5}\n' in await terminal.text("approve", "s")
+        assert 'approved pay-5: pay {"amount": 5}\n' in await terminal.text("approve", "s", "--wait")
         await terminal.becomes("s", "idle")
         await terminal.text("send", "s", "pay 6")
         await terminal.becomes("s", "waiting")
-        await terminal.text("approve", "s", "pay-6", "--deny", "--feedback", "too much")
+        sent = await terminal.text("approve", "s", "pay-6", "--deny", "--feedback", "too much")
+        assert 'sent denial of pay-6: pay {"amount": 6}\n' in sent
         await terminal.becomes("s", "idle")
         await terminal.text("send", "s", "pay 7")
         await terminal.becomes("s", "waiting")
@@ -336,6 +337,33 @@ async def test_approve_needs_one_call(terminal: Terminal):
         await terminal.text("approve", "s", "pay-6", "--deny")
         await terminal.becomes("s", "idle")
     assert "paid 5" in await terminal.text("tail", "s", "--no-follow")
+
+
+async def test_an_answer_that_is_rejected_is_not_reported_as_given(terminal: Terminal):
+    async with terminal.worker():
+        await terminal.text("send", "s", "pay 5", "--agent", "bot")
+        await terminal.becomes("s", "waiting")
+    await terminal.text("interrupt", "s")  # no worker runs: the question stays open until one does
+    answer = terminal.start("approve", "s", "--wait")
+    async with asyncio.timeout(30), open_store(terminal.url) as store:
+        while "approval" not in [each.kind for each in (await store.submissions("s")).items]:
+            await asyncio.sleep(0.01)
+    async with terminal.worker():
+        out, err = await asyncio.wait_for(asyncio.to_thread(answer.communicate), 30)
+    assert answer.returncode == 1
+    assert "approved" not in out
+    assert "does not wait for an answer" in err
+
+
+async def test_cancel_removes_a_message_for_later(terminal: Terminal):
+    later = ("--agent", "bot", "--at", "2036-01-01T00:00:00Z")
+    sent = (await terminal.text("send", "s", "hi", *later)).strip()
+    async with terminal.worker():
+        cancelled = await terminal.json("cancel", "s", sent, "--wait")
+        assert (cancelled["submission"]["kind"], cancelled["submission"]["state"]) == ("interrupt", "done")
+        assert (await terminal.json("sessions", "show", "s"))["submissions"] == []
+        again = await terminal.holdfast("cancel", "s", sent)
+    assert (again.returncode, "has already ended: it is failed" in again.stderr) == (2, True)
 
 
 async def test_interrupt_reaches_a_tool(terminal: Terminal):

@@ -201,14 +201,15 @@ async def test_retry_continues_the_last_turn_if_it_failed(tmp_path: Path, over_a
             assert (failed.exit_code, "no network" in failed.stderr) == (1, True)
             assert failed.stderr.endswith("\nContinue it with: holdfast retry s\n")
             shown = (await boss.text("sessions", "show", "s")).splitlines()
-            assert "last turn   failed: ConnectionError: no network" in shown
+            last = (await boss.json("sessions", "show", "s"))["failed"]["id"]
+            assert f"last turn   {last} failed: ConnectionError: no network" in shown
             assert "retry       holdfast retry s" in shown
             assert (await boss.json("sessions", "show", "s"))["failed"]["state"] == "failed"
             again = await boss.holdfast("retry", "s", "--wait")
             assert (again.exit_code, again.stdout) == (1, "")
             assert again.stderr.endswith("\nContinue it with: holdfast retry s\n")
             assert await boss.text("retry", "s", "--wait") == "done\n"
-            assert "last turn" not in await boss.text("sessions", "show", "s")
+            assert "failed" not in await boss.text("sessions", "show", "s")
             assert (await boss.json("sessions", "show", "s"))["failed"] is None
             missing = await boss.holdfast("retry", "s", "nothing")
             assert "nothing" in str(missing.exception)

@@ -1,9 +1,22 @@
 """The handle on a schedule, in process and through a server."""
 
+from typing import Any, cast
+
 import pytest
 
 from holdfast import Client
-from holdfast.errors import Conflict, NotFound
+from holdfast.errors import BadInput, Conflict, NotFound
+
+
+async def test_values_that_are_not_json_are_refused(hf: Client):
+    with pytest.raises(BadInput, match="pass the name of the agent, not a object"):
+        await hf.create_schedule("0 9 * * *", "hello", agent=cast("Any", object()))
+    session = await hf.session("s", agent="echo")
+    for data in (object(), float("nan")):
+        with pytest.raises(BadInput, match="not JSON"):
+            await session.signal("paid", data)
+    with pytest.raises(BadInput, match="deliver_at must be a datetime with a time zone"):
+        await session.send("later", deliver_at=cast("Any", "2036-01-01T00:00:00Z"))
 
 
 async def test_a_schedule_runs_its_agent(hf: Client):

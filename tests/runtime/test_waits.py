@@ -2,14 +2,16 @@
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pydantic_ai import Agent, RunContext
 from pydantic_ai.exceptions import ApprovalRequired
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.models.test import TestModel
 
 import holdfast
 from holdfast import Turn, connect
@@ -109,7 +111,9 @@ async def test_a_turn_that_reached_a_wait_has_all_its_attempts_again(store: Stor
     sent = await store.submit("s", "message", '{"text": "Hello"}')
     for attempt in range(1, 4):
         claimed: list[Work] = []
-        while not claimed:  # on a slow machine, the holder expires before; and an expired one may not be reclaimed yet
+        while (
+            not claimed
+        ):  # on a slow machine, the holder expires before; and an expired one may not be reclaimed yet
             await store.reclaim()
             claimed = await store.next_work(await store.join("killed", ttl=2))
         (work,) = claimed
@@ -165,6 +169,42 @@ async def test_waits_that_are_refused(store: Store, wait: Any, problem: str):
 async def test_a_wait_outside_a_turn_is_refused():
     with pytest.raises(BadInput, match="`sleep` was called outside a recorded turn"):
         await holdfast.sleep(days=1)
+
+
+@pytest.mark.parametrize(
+    ("wait", "problem"),
+    [
+        (lambda: holdfast.sleep(seconds=-5), "0 seconds to ten years, not -5 seconds"),
+        (lambda: holdfast.sleep(days=float("nan")), "`sleep` takes numbers"),
+        (lambda: holdfast.sleep(days=1e300), "`sleep` takes numbers"),
+        (lambda: holdfast.sleep_until(cast("Any", "tomorrow")), "must be a datetime with a time zone"),
+        (lambda: holdfast.signal("paid", timeout=cast("Any", 5)), "must be a timedelta"),
+    ],
+)
+async def test_a_bad_duration_is_refused_with_a_reason(
+    store: Store, wait: Callable[[], Awaitable[Any]], problem: str
+):
+    @holdfast.agent("clerk")
+    async def clerk(turn: Turn) -> None:
+        await wait()
+
+    async with connect(store, agents=[clerk]) as client:
+        session = await client.session(agent=clerk)
+        with pytest.raises(TurnFailed, match=f"BadInput: Invalid input: .*{problem}"):
+            await (await session.send("go")).result(timeout=20)
+
+
+async def test_a_tool_that_sleeps_without_steps_names_the_remedy(store: Store):
+    tired = Agent(TestModel(), name="tired")
+
+    @tired.tool_plain
+    async def rest() -> None:
+        await holdfast.sleep(days=1)
+
+    async with connect(store, agents=[tired]) as client:
+        session = await client.session(agent=tired)
+        with pytest.raises(TurnFailed, match=r"in the tool 'rest', .*{'recovery': 'steps'}"):
+            await (await session.send("go")).result(timeout=20)
 
 
 @pytest.mark.parametrize("early", [True, False])

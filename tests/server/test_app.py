@@ -140,6 +140,7 @@ async def test_errors_carry_their_facts(store: Store, http: httpx2.AsyncClient):
     assert large["facts"]["size"] > 200_000
     wrong = (await http.post("/api/sessions", json={"agent": 1})).json()["error"]
     assert wrong["facts"]["problems"][0]["where"] == "body.agent"
+    assert wrong.keys() == {"code", "message", "facts"}
     assert (await http.get("/api/nothing")).json()["error"]["facts"] == {}
     for metadata in ([1], 1, "x"):
         refused = await http.post("/api/sessions", json={"agent": "a", "metadata": metadata})

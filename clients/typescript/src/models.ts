@@ -22,9 +22,13 @@ export interface ApprovalDecision {
 
 /** A tool call that waits for a decision. The decision names its digest. */
 export interface ApprovalRequest {
+  /** The id of the call. */
   call_id: string;
+  /** The name of the tool. */
   tool: string;
+  /** The arguments of the call. */
   arguments: Record<string, unknown>;
+  /** The digest of the arguments, which an answer must name. */
   digest: string;
   /** What to know before the decision, if the call was started before. */
   note?: string | null;
@@ -466,6 +470,7 @@ export interface NewCommand {
 export interface NewCredential {
   /** The secret. It is encrypted before it is stored. */
   value: string;
+  /** Seconds after which the credential is deleted; by default it is kept. */
   ttl?: number | null;
 }
 
@@ -818,16 +823,24 @@ export interface SubmissionDetail {
   session_id: string;
   /** The number of the event that queued it. Read its own events after this number. */
   position: number;
+  /** What it requests: `message`, `retry`, `undo`, `interrupt`, … */
   kind: string;
+  /** `control` overtakes the queue. */
   lane: "main" | "control";
   when_busy: "queue" | "steer" | "interrupt" | "reject";
+  /** `claimed`: a worker processes it. `dead`: it was given up after too many attempts. */
   state: "queued" | "claimed" | "waiting" | "done" | "failed" | "dead";
+  /** How many times a worker has started it. */
   attempts: number;
+  /** Why it failed, or what it waits for. */
   reason: string | null;
+  /** Its last run. */
   run_id: string | null;
   idempotency_key: string | null;
   created_at: string;
+  /** When a worker started it. */
   started_at: string | null;
+  /** When it was done or failed. */
   ended_at: string | null;
   /** The time before which it does not start. While its turn waits: when the turn continues without an answer. */
   deliver_at?: string | null;
@@ -841,16 +854,24 @@ export interface SubmissionInfo {
   session_id: string;
   /** The number of the event that queued it. Read its own events after this number. */
   position: number;
+  /** What it requests: `message`, `retry`, `undo`, `interrupt`, … */
   kind: string;
+  /** `control` overtakes the queue. */
   lane: "main" | "control";
   when_busy: "queue" | "steer" | "interrupt" | "reject";
+  /** `claimed`: a worker processes it. `dead`: it was given up after too many attempts. */
   state: "queued" | "claimed" | "waiting" | "done" | "failed" | "dead";
+  /** How many times a worker has started it. */
   attempts: number;
+  /** Why it failed, or what it waits for. */
   reason: string | null;
+  /** Its last run. */
   run_id: string | null;
   idempotency_key: string | null;
   created_at: string;
+  /** When a worker started it. */
   started_at: string | null;
+  /** When it was done or failed. */
   ended_at: string | null;
   /** The time before which it does not start. While its turn waits: when the turn continues without an answer. */
   deliver_at?: string | null;

@@ -311,12 +311,9 @@ class NewCredential(RequestBody):
     value: Annotated[SecretStr, Field(min_length=1, max_length=65_536)] = Field(
         description="The secret. It is encrypted before it is stored."
     )
-    ttl: (
-        Annotated[
-            float, Field(ge=1, le=86_400 * 3650, description="Seconds after which the credential is deleted.")
-        ]
-        | None
-    ) = None
+    ttl: Annotated[float, Field(ge=1, le=86_400 * 3650)] | None = Field(
+        None, description="Seconds after which the credential is deleted; by default it is kept."
+    )
 
 
 class CredentialInfo(ResponseBody):

@@ -255,17 +255,19 @@ class SubmissionInfo(ResponseBody):
     position: int = Field(
         description="The number of the event that queued it. Read its own events after this number."
     )
-    kind: str
-    lane: Literal["main", "control"]
+    kind: str = Field(description="What it requests: `message`, `retry`, `undo`, `interrupt`, …")
+    lane: Literal["main", "control"] = Field(description="`control` overtakes the queue.")
     when_busy: WhenBusy
-    state: SubmissionState
-    attempts: int
-    reason: str | None
-    run_id: str | None
+    state: SubmissionState = Field(
+        description="`claimed`: a worker processes it. `dead`: it was given up after too many attempts."
+    )
+    attempts: int = Field(description="How many times a worker has started it.")
+    reason: str | None = Field(description="Why it failed, or what it waits for.")
+    run_id: str | None = Field(description="Its last run.")
     idempotency_key: str | None
     created_at: datetime
-    started_at: datetime | None
-    ended_at: datetime | None
+    started_at: datetime | None = Field(description="When a worker started it.")
+    ended_at: datetime | None = Field(description="When it was done or failed.")
     deliver_at: datetime | None = Field(
         None,
         description="The time before which it does not start. While its turn waits: when the turn continues without an answer.",

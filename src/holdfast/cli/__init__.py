@@ -15,6 +15,7 @@ _COMMANDS = {
         "send": ("talk:send", "Send a message to a session."),
         "tail": ("talk:tail", "Print the events of a session and follow new ones."),
         "interrupt": ("talk:interrupt", "Stop the running turn of a session."),
+        "cancel": ("talk:cancel", "Cancel one message of a session, even if it has not started."),
         "approve": ("talk:approve", "Approve or deny a tool call that waits for a person."),
         "signal": ("talk:signal", "Send a signal to a session."),
         "tool-result": ("tool_result:tool_result", "Deliver the result of a tool call that ran outside."),

@@ -126,7 +126,14 @@ def _approval_requested(facts: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _undo(facts: Mapping[str, Any]) -> list[str]:
+    error = f": {facts['error']}" if facts.get("error") else ""
+    return [f"{facts['undoes']} by {facts['name']}{error}"]
+
+
 def _approval_answered(facts: Mapping[str, Any]) -> list[str]:
+    if facts.get("external"):
+        return [f"{facts['call_id']} result delivered by {facts.get('by') or 'a person'}"]
     decision = "approved" if facts["approved"] else "denied"
     by = f" by {facts['by']}" if facts.get("by") else ""
     edited = f" with {_text(facts['arguments'])}" if facts.get("arguments") is not None else ""
@@ -175,6 +182,9 @@ _PAYLOADS: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "step_completed": _step_completed,
     "step_failed": _step_failed,
     "probe_answered": _probe_answered,
+    "undo_started": _undo,
+    "effect_undone": _undo,
+    "undo_failed": _undo,
     "waiting_for_thread": _waiting_for_thread,
     "approval_requested": _approval_requested,
     "approval_answered": _approval_answered,

@@ -2,29 +2,37 @@
 
 import asyncio
 import json
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.exit_codes import ExitCode
 from holdfast.cli.options import AsJson, ServerUrl, SessionId, StoreUrl, connected
 from holdfast.cli.runs import RunId
-from holdfast.cli.talk import Timeout, WaitForAnswer, print_answer, print_sent, wait_for_answer
+from holdfast.cli.talk import (
+    Answer,
+    Timeout,
+    Wait,
+    WaitForAnswer,
+    answered,
+    check_processed,
+    print_answer,
+    print_sent,
+    processed,
+    submit,
+)
 from holdfast.cli.terminal import echo, print_json, record
 from holdfast.errors import BadInput, Conflict
+from holdfast.events import EffectUndone
 from holdfast.runtime.payloads import is_refused_retry
 from holdfast.types import TURNS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncGenerator
 
     from holdfast.api.models import EffectInfo
     from holdfast.api.submissions import SubmissionInfo
     from holdfast.client import Client, SessionHandle, TurnHandle
-
-Wait = Annotated[
-    bool, typer.Option("--wait", help="Wait until a worker has processed it. Exit with 1 if it fails.")
-]
 
 
 def undo(
@@ -41,7 +49,7 @@ def undo(
     Examples:
         holdfast undo s1 --wait
     """
-    _submit(session_id, lambda session: session.undo(), store, url, wait=wait, as_json=as_json)
+    submit(session_id, lambda session: session.undo(), store, url, wait=wait, as_json=as_json)
 
 
 def rewind(
@@ -61,7 +69,7 @@ def rewind(
     Examples:
         holdfast rewind s1 019a8f4c-77aa-7c1e-9d3f-2b6f0a1c5e77 --wait
     """
-    _submit(session_id, lambda session: session.rewind(checkpoint_id), store, url, wait=wait, as_json=as_json)
+    submit(session_id, lambda session: session.rewind(checkpoint_id), store, url, wait=wait, as_json=as_json)
 
 
 def retry(
@@ -89,17 +97,16 @@ def retry(
         holdfast retry s1 --from-step turn/search~2
     """
 
-    async def work() -> "tuple[SubmissionInfo, str | None]":
+    async def work() -> Answer:
         async with connected(store, url) as client:
             session = await client.session(session_id)
             turn_id = submission_id or await last_turn(session)
             if turn_id is None:
                 raise Conflict(problem=f"session {session_id} has no turn yet")
             sent = await (await session.turn(turn_id)).retry(from_step=from_step)
-            return await wait_for_answer(sent, timeout) if wait else (sent.accepted, None)
+            return await answered(client, sent, timeout, wait=wait)
 
-    submission, answer = asyncio.run(work())
-    print_answer(submission, answer, wait=wait, as_json=as_json)
+    print_answer(asyncio.run(work()), wait=wait, as_json=as_json)
 
 
 def undo_effects(
@@ -115,19 +122,41 @@ def undo_effects(
     """Undo what the steps of a turn did outside the session.
 
     Runs the undo functions of its completed steps, the last one first. Stops at the first that fails or has an unknown outcome; the next
-    call continues there. The messages stay: `holdfast undo` removes them.
+    call continues there. The messages stay: `holdfast undo` removes them. With --wait, prints the steps that are undone.
 
     Examples:
         holdfast undo-effects s1 --wait
     """
 
-    async def command(session: "SessionHandle[str]") -> "TurnHandle[None]":
-        turn_id = submission_id or await last_turn(session)
-        if turn_id is None:
-            raise Conflict(problem=f"session {session_id} has no turn yet")
-        return await (await session.turn(turn_id)).undo_effects()
+    async def work() -> "tuple[SubmissionInfo, list[str]]":
+        async with connected(store, url) as client:
+            session = await client.session(session_id)
+            turn_id = submission_id or await last_turn(session)
+            if turn_id is None:
+                raise Conflict(problem=f"session {session_id} has no turn yet")
+            sent = await (await session.turn(turn_id)).undo_effects()
+            ended = await processed(sent, wait=wait)
+            return ended, [each async for each in _undone(sent)] if wait else []
 
-    _submit(session_id, command, store, url, wait=wait, as_json=as_json)
+    sent, undone = asyncio.run(work())
+    print_sent(sent, as_json=as_json)
+    if wait and not as_json:
+        for step in undone:
+            echo(f"undone: {step}")
+        if not undone and sent.state == "done":
+            echo("Nothing was left to undo.")
+    check_processed(sent, wait=wait)
+
+
+async def _undone(sent: "TurnHandle[None]") -> "AsyncGenerator[str, None]":
+    """Yield the steps that an undo of effects, which has ended, has undone."""
+    is_running = False
+    async with aclosing(sent.events()) as events:
+        async for event in events:
+            if event.kind == "submission_started":
+                is_running = getattr(event, "submission_id", None) == sent.id
+            elif is_running and isinstance(event, EffectUndone):
+                yield f"{event.undoes} by {event.name}"
 
 
 def compact(
@@ -142,7 +171,7 @@ def compact(
     Examples:
         holdfast compact s1 --wait
     """
-    _submit(session_id, lambda session: session.compact(), store, url, wait=wait, as_json=as_json)
+    submit(session_id, lambda session: session.compact(), store, url, wait=wait, as_json=as_json)
 
 
 def fork(
@@ -165,7 +194,7 @@ def fork(
     Examples:
         holdfast fork s1 --to s1-copy --wait
     """
-    _submit(
+    submit(
         session_id,
         lambda session: session.start_fork(checkpoint, session_id=to),
         store,
@@ -173,27 +202,6 @@ def fork(
         wait=wait,
         as_json=as_json,
     )
-
-
-def _submit(
-    session_id: str,
-    command: "Callable[[SessionHandle[str]], Awaitable[TurnHandle[None]]]",
-    store: str | None,
-    url: str | None,
-    *,
-    wait: bool,
-    as_json: bool,
-) -> None:
-    async def work() -> "SubmissionInfo":
-        async with connected(store, url) as client:
-            sent = await command(await client.session(session_id))
-            return (await wait_for_answer(sent, None))[0] if wait else sent.accepted
-
-    sent = asyncio.run(work())
-    print_sent(sent, as_json=as_json)
-    if wait and sent.state != "done":
-        echo(f"{sent.state}: {sent.reason}", err=True)
-        raise typer.Exit(ExitCode.FAILED)
 
 
 def settle(

@@ -21,8 +21,11 @@ from holdfast.cli.terminal import (
     record,
     time_text,
 )
+from holdfast.errors import BadInput
 from holdfast.ids import check_choice
+from holdfast.leases import no_worker
 from holdfast.schedules import CATCH_UPS, OVERLAPS, CatchUp, Overlap
+from holdfast.types import state_text
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -72,7 +75,8 @@ def create(
 ) -> None:
     """Create a schedule.
 
-    It submits the text at each time of the cron expression, while a worker runs. Prints the schedule.
+    It submits the text at each time of the cron expression, while a worker runs. Prints the schedule, and a warning if no live worker serves
+    its agent.
 
     Examples:
         holdfast schedule create --agent reporter --cron "0 9 * * MON-FRI" --timezone Europe/Berlin --text "Write the report."
@@ -80,9 +84,9 @@ def create(
     """
     check_choice(overlap, OVERLAPS, "value for --overlap")
     check_choice(catch_up, CATCH_UPS, "value for --catch-up")
-    message = sys.stdin.read() if text == "-" else text
+    message = _message(text)
 
-    async def work() -> "ScheduleInfo":
+    async def work() -> "tuple[ScheduleInfo, set[str]]":
         async with connected(store, url) as client:
             if session is not None:
                 await client.session(session, agent=agent, owner=owner)
@@ -99,9 +103,13 @@ def create(
                 id=schedule_id,
                 owner=owner,
             )
-            return await schedule.info()
+            served = {each for worker in await client.workers() for each in worker.agents}
+            return await schedule.info(), served
 
-    _print(asyncio.run(work()), as_json=as_json)
+    created, served = asyncio.run(work())
+    _print(created, as_json=as_json)
+    if created.agent not in served:
+        echo(f"warning: {no_worker(created.agent, served)}", err=True)
 
 
 @app.command("list")
@@ -186,7 +194,7 @@ def change(
         lambda schedule: schedule.change(
             cron=cron,
             timezone=timezone,
-            text=sys.stdin.read() if text == "-" else text,
+            text=None if text is None else _message(text),
             title=title,
             overlap=cast("Overlap | None", overlap),
             catch_up=cast("CatchUp | None", catch_up),
@@ -293,6 +301,16 @@ def times(
     new_console().print(table)
 
 
+def _message(text: str) -> str:
+    """Return the value of `--text`, or standard input for -."""
+    message = sys.stdin.read() if text == "-" else text
+    if not message:
+        raise BadInput(
+            problem="the message is empty. Pass it with --text, or on standard input with --text -"
+        )
+    return message
+
+
 def _call(
     schedule_id: str, work: "Callable[[ScheduleHandle], Awaitable[Any]]", store: str | None, url: str | None
 ) -> Any:
@@ -344,4 +362,4 @@ def _result(schedule: "ScheduleInfo") -> Text:
         return one_line(schedule.problem)
     if schedule.last_state in {"failed", "dead"}:
         return one_line(f"{schedule.last_state}: {schedule.last_reason}")
-    return coloured(schedule.last_state or "")
+    return coloured(state_text(schedule.last_state or ""))

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from typing import Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -10,8 +11,8 @@ from rich.text import Text
 from holdfast.api.models import ConversationEntry, EffectInfo, Items, SessionDetail, SessionInfo
 from holdfast.api.submissions import SubmissionDetail
 from holdfast.approval import ApprovalRequest
+from holdfast.cli.failures import FAILED, failure_lines
 from holdfast.cli.help import Commands
-from holdfast.cli.history import last_turn
 from holdfast.cli.options import (
     AsJson,
     Cursor,
@@ -22,7 +23,6 @@ from holdfast.cli.options import (
     connected,
     unended_calls,
 )
-from holdfast.cli.talk import FAILED, is_retriable
 from holdfast.cli.terminal import (
     TextTable,
     coloured,
@@ -32,13 +32,16 @@ from holdfast.cli.terminal import (
     print_json,
     record,
     result_command,
-    retry_command,
     settle_command,
     time_text,
 )
 from holdfast.ids import check_choice
+from holdfast.runtime.payloads import is_refused_retry
 from holdfast.schedules import schedule_of
-from holdfast.types import STATUSES
+from holdfast.types import SIGNAL, STATUSES, TURNS, state_text
+
+if TYPE_CHECKING:
+    from holdfast.client import Client
 
 app = Commands("List, show, export, clean and erase sessions.")
 
@@ -106,45 +109,30 @@ def show(
 ) -> None:
     """Show a session, its queue and the calls that wait for a person.
 
-    If the last turn failed, it is shown with its reason and the command that continues it. A call that was cut off is shown with the command that records its outcome.
+    It also shows the last turn that has ended, and the signals that no tool or agent has received yet. If the last turn failed, it is shown with its reason and the command that continues it. A call that was cut off is shown with the command that records its outcome.
 
     Examples:
         holdfast sessions show s1
     """
 
-    async def work() -> tuple[
-        SessionDetail,
-        list[SubmissionDetail],
-        SubmissionDetail | None,
-        list[EffectInfo],
-        list[EffectInfo],
-    ]:
+    async def work() -> _Shown:
         async with connected(store, url) as client:
-            handle = await client.session(session_id)
-            session = await handle.info()
-            waiting = [
-                item
-                for state in ("claimed", "waiting", "queued")
-                async for item in handle.submissions(state=state)
-            ]
-            failed = None
-            if (not waiting or session.status == "failed") and (last := await last_turn(handle)) is not None:
-                turns = [item async for item in handle.submissions() if item.submission_id == last]
-                failed = turns[0] if turns[0].state in FAILED else None
-            running, unknown = await unended_calls(client, session)
-            return session, waiting, failed, running, unknown
+            return await _read(client, session_id)
 
-    session, waiting, failed, running, unknown = asyncio.run(work())
+    shown = asyncio.run(work())
+    session, failed, last = shown.session, shown.failed, shown.last_turn
     questions, problem = session.approvals, session.problem
     if as_json:
         print_json(
             {
                 "session": session.model_dump(mode="json", exclude={"approvals", "problem"}),
-                "submissions": [record(s) for s in waiting],
+                "submissions": [record(s) for s in shown.waiting],
+                "last_turn": None if last is None else record(last),
                 "failed": None if failed is None else record(failed),
                 "approvals": [call.model_dump(mode="json") for call in questions],
-                "running": [record(effect) for effect in running],
-                "effects": [record(effect) for effect in unknown],
+                "signals": [{"name": name, "data": data} for name, data in shown.signals],
+                "running": [record(effect) for effect in shown.running],
+                "effects": [record(effect) for effect in shown.unknown],
                 "problem": problem,
             }
         )
@@ -163,28 +151,84 @@ def show(
         ("events", Text(str(session.seq))),
         ("created", time_text(session.created_at)),
         ("active", time_text(session.active_at)),
-        *([] if session.error is None or failed else [("last run", one_line(f"failed: {session.error}"))]),
-        *([] if failed is None else [("last turn", one_line(f"{failed.state}: {failed.reason}"))]),
-        *([("retry", retry_command(session.id))] if failed and is_retriable(failed) else []),
+        *([] if last is None or failed else [("last turn", one_line(f"{last.submission_id} {last.state}"))]),
+        *(
+            []
+            if session.error is None or shown.failure
+            else [("last run", one_line(f"failed: {session.error}"))]
+        ),
+        *shown.failure,
         *(
             (
-                item.state,
-                one_line(f"{item.submission_id} {item.kind}, attempts {item.attempts}{_sender(item)}"),
+                state_text(item.state),
+                one_line(f"{item.submission_id} {item.kind}{_start(item)}{_sender(item)}"),
             )
-            for item in waiting
+            for item in shown.waiting
         ),
         *(line for question in questions for line in _question(session.id, question)),
-        *(("running", one_line(f"{effect.tool} {effect.call_id}")) for effect in running),
+        *(("signal", one_line(f"{name} {json.dumps(data)}")) for name, data in shown.signals),
+        *(("running", one_line(f"{effect.tool} {effect.call_id}")) for effect in shown.running),
         *(
             (
                 "unknown",
                 Text(f"{effect.tool}: ").append_text(settle_command(effect.run_id, effect.call_id)),
             )
-            for effect in unknown
+            for effect in shown.unknown
         ),
     ]
     for name, value in lines:
         console.print(Text(f"{name:<12}").append_text(value), soft_wrap=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """A session and all that `holdfast sessions show` prints about it."""
+
+    session: SessionDetail
+    waiting: list[SubmissionDetail]
+    last_turn: SubmissionDetail | None
+    """The last turn that has ended."""
+    failed: SubmissionDetail | None
+    """The last turn, if it failed and nothing waits."""
+    failure: list[tuple[str, Text]]
+    signals: list[tuple[str, Any]]
+    """The names and data of the signals that no wait has received yet."""
+    running: list[EffectInfo]
+    unknown: list[EffectInfo]
+
+
+async def _read(client: "Client", session_id: str) -> _Shown:
+    handle = await client.session(session_id)
+    session = await handle.info()
+    waiting = [
+        item for state in ("claimed", "waiting", "queued") async for item in handle.submissions(state=state)
+    ]
+    turns = [item async for item in handle.submissions() if item.kind in TURNS and not is_refused_retry(item)]
+    ended = [item for item in turns if item.ended_at is not None]
+    last = ended[-1] if ended else None
+    shows_failure = session.status == "failed" or not waiting
+    failed = last if last is not None and last.state in FAILED and shows_failure else None
+    is_failed = failed is not None or session.status == "failed"
+    running, unknown = await unended_calls(client, session)
+    return _Shown(
+        session=session,
+        waiting=waiting,
+        last_turn=last,
+        failed=failed,
+        failure=await failure_lines(client, session_id, failed) if is_failed else [],
+        signals=[
+            (signal.key.rpartition("/")[0], signal.body["data"]) async for signal in handle.records(SIGNAL)
+        ],
+        running=running,
+        unknown=unknown,
+    )
+
+
+def _start(item: SubmissionDetail) -> str:
+    """Return when a submission may start, or how often it has started."""
+    if item.state == "queued" and item.deliver_at is not None and item.run_id is None:
+        return f", not before {time_text(item.deliver_at)}"
+    return f", attempts {item.attempts}"
 
 
 def _sender(item: SubmissionDetail) -> str:
@@ -230,7 +274,7 @@ def _question(session_id: str, question: ApprovalRequest) -> list[tuple[str, Tex
         lines.append(("asked by", one_line(f"{path}, session {question.origin.session_id}")))
     if question.deadline:
         default = Text(f", then {question.default}")
-        lines.append(("answer until", time_text(question.deadline).append_text(default)))
+        lines.append(("answer by", time_text(question.deadline).append_text(default)))
     if question.unsettled:
         lines.append(("or settle", settle_command(question.unsettled.run_id, question.unsettled.call_id)))
     return lines

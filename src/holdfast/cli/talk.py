@@ -1,9 +1,10 @@
-"""`holdfast send | tail | interrupt | approve`: use a session from a terminal."""
+"""`holdfast send | tail | interrupt | cancel | signal | approve`: use a session from a terminal."""
 
 import asyncio
 import json
 import sys
 from contextlib import aclosing
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -11,22 +12,28 @@ import typer
 
 from holdfast.cli.events import print_event
 from holdfast.cli.exit_codes import ExitCode
+from holdfast.cli.failures import FAILED, latest_undo, next_command
 from holdfast.cli.options import AsJson, ServerUrl, SessionId, StoreUrl, connected
-from holdfast.cli.terminal import echo, new_console, print_json, record, retry_command, time_text
+from holdfast.cli.terminal import echo, new_console, print_json, record, time_text
 from holdfast.errors import ApprovalNeeded, BadInput, Conflict, TurnFailed
-from holdfast.ids import check_choice, check_time
-from holdfast.types import WHEN_BUSY, WhenBusy
+from holdfast.ids import check_choice
+from holdfast.types import WHEN_BUSY, WhenBusy, state_text
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from holdfast.api.retention import RetentionStatus
     from holdfast.api.submissions import SubmissionInfo
     from holdfast.approval import ApprovalRequest
-    from holdfast.client import TurnHandle
+    from holdfast.client import Client, SessionHandle, TurnHandle
 
-FAILED = ("failed", "dead")
-"""The states of a turn that can be retried."""
 _EXIT_CODES = {"waiting": ExitCode.WAITING, "queued": ExitCode.TIMEOUT, "claimed": ExitCode.TIMEOUT}
 
+_ADVICE = {"retry": "Continue it with", "undo": "Continue the undo of its effects with"}
+
+Wait = Annotated[
+    bool, typer.Option("--wait", help="Wait until a worker has processed it. Exit with 1 if it fails.")
+]
 WaitForAnswer = Annotated[bool, typer.Option("--wait", help="Wait for the answer and print it.")]
 Timeout = Annotated[
     float | None,
@@ -73,7 +80,7 @@ def send(
     message = sys.stdin.read() if text == "-" else text
     deliver_at = None if at is None else _time(at)
 
-    async def work() -> "tuple[SubmissionInfo, str | None]":
+    async def work() -> Answer:
         async with connected(store, url) as client:
             session = await client.session(session_id, agent=agent, owner=owner)
             sent = await session.send(
@@ -82,19 +89,45 @@ def send(
                 idempotency_key=key,
                 deliver_at=deliver_at,
             )
-            return await wait_for_answer(sent, timeout) if wait else (sent.accepted, None)
+            return await answered(client, sent, timeout, wait=wait)
 
-    submission, answer = asyncio.run(work())
-    print_answer(submission, answer, wait=wait, as_json=as_json)
+    print_answer(asyncio.run(work()), wait=wait, as_json=as_json)
 
 
 def _time(text: str) -> datetime:
     try:
-        return check_time(datetime.fromisoformat(text), "--at")
+        time = datetime.fromisoformat(text)
     except ValueError:
         raise BadInput(
             problem=f"--at {text!r} is not a time. Use a time with a zone, such as 2026-12-24T18:00:00+01:00"
         ) from None
+    if time.tzinfo is None:
+        raise BadInput(
+            problem=f"--at {text!r} has no time zone. Append Z for UTC, or an offset, as in {time.isoformat()}+01:00"
+        )
+    return time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A turn, its answer if the command waited for it, and the advice how to continue if it failed."""
+
+    submission: "SubmissionInfo"
+    text: str | None = None
+    advice: str | None = None
+
+
+async def answered(client: "Client", turn: "TurnHandle[Any]", seconds: float | None, *, wait: bool) -> Answer:
+    """Return a turn as it was accepted, or with `wait` as it ended or waits for a person."""
+    if not wait:
+        return Answer(submission=turn.accepted)
+    submission, text = await wait_for_answer(turn, seconds)
+    if submission.state not in FAILED:
+        return Answer(submission=submission, text=text)
+    undo = await latest_undo(client, submission.session_id)
+    command = await next_command(client, submission.session_id, submission, undo)
+    advice = command and f"{_ADVICE[command[0]]}: {command[1]}"
+    return Answer(submission=submission, text=text, advice=advice)
 
 
 async def wait_for_answer(
@@ -112,24 +145,20 @@ async def wait_for_answer(
     return await turn.info(), answer or None
 
 
-def print_answer(submission: "SubmissionInfo", answer: str | None, *, wait: bool, as_json: bool) -> None:
+def print_answer(answer: Answer, *, wait: bool, as_json: bool) -> None:
     """Print the id of a turn, or its answer if the command waited for it. Exit with the code of a turn that is not done."""
+    submission = answer.submission
     if as_json:
-        print_json({"submission": record(submission), "answer": answer})
+        print_json({"submission": record(submission), "answer": answer.text})
     elif not wait:
         echo(submission.submission_id)
-    elif answer is not None:
-        echo(answer)
+    elif answer.text is not None:
+        echo(answer.text)
     if wait and submission.state != "done":
-        echo(f"{submission.state}: {submission.reason}", err=True)
-        if is_retriable(submission):
-            echo(f"Continue it with: {retry_command(submission.session_id)}", err=True)
+        echo(f"{state_text(submission.state)}: {submission.reason}", err=True)
+        if answer.advice is not None:
+            echo(answer.advice, err=True)
         raise typer.Exit(_EXIT_CODES.get(submission.state, ExitCode.FAILED))
-
-
-def is_retriable(turn: "SubmissionInfo") -> bool:
-    """Return whether a turn failed and a retry may continue it. A retry was refused if the session had continued before."""
-    return turn.state in FAILED and "cannot be retried" not in (turn.reason or "")
 
 
 def tail(
@@ -182,21 +211,50 @@ def _cleaned(state: "RetentionStatus") -> str:
 
 
 def interrupt(
-    session_id: SessionId, store: StoreUrl = None, url: ServerUrl = None, as_json: AsJson = False
+    session_id: SessionId,
+    store: StoreUrl = None,
+    url: ServerUrl = None,
+    wait: Wait = False,
+    as_json: AsJson = False,
 ) -> None:
     """Stop the running turn of a session.
 
-    The next message continues from there.
+    The next message continues from there. `holdfast cancel` stops or removes one message.
 
     Examples:
         holdfast interrupt s1
     """
+    submit(session_id, lambda session: session.interrupt(), store, url, wait=wait, as_json=as_json)
 
-    async def work() -> "SubmissionInfo":
-        async with connected(store, url) as client:
-            return (await (await client.session(session_id)).interrupt()).accepted
 
-    print_sent(asyncio.run(work()), as_json=as_json)
+def cancel(
+    session_id: SessionId,
+    submission_id: Annotated[
+        str,
+        typer.Argument(help="Id of the message. `send` printed it, and `holdfast sessions show` lists it."),
+    ],
+    store: StoreUrl = None,
+    url: ServerUrl = None,
+    wait: Wait = False,
+    as_json: AsJson = False,
+) -> None:
+    """Cancel one message of a session, even if it has not started.
+
+    A message that is queued, or sent for later, is removed from the queue. A turn that is running or waiting is stopped.
+
+    Examples:
+        holdfast cancel s1 019a7d3e-5c1b-7f00-8a2e-3d4f5a6b7c8d
+    """
+
+    async def command(session: "SessionHandle[str]") -> "TurnHandle[None]":
+        turn = await session.turn(submission_id)
+        if turn.accepted.ended_at is not None:
+            raise Conflict(
+                problem=f"submission {turn.id} has already ended: it is {state_text(turn.accepted.state)}"
+            )
+        return await turn.cancel()
+
+    submit(session_id, command, store, url, wait=wait, as_json=as_json)
 
 
 def signal(
@@ -210,6 +268,7 @@ def signal(
     key: Annotated[
         str | None, typer.Option(help="Idempotency key: a second signal with this key is not delivered.")
     ] = None,
+    wait: Wait = False,
     as_json: AsJson = False,
 ) -> None:
     """Send a signal to a session.
@@ -224,13 +283,14 @@ def signal(
         value = None if data is None else json.loads(data)
     except ValueError as error:
         raise BadInput(problem=f"--data is not JSON: {error}") from error
-
-    async def work() -> "SubmissionInfo":
-        async with connected(store, url) as client:
-            session = await client.session(session_id)
-            return (await session.signal(name, value, idempotency_key=key)).accepted
-
-    print_sent(asyncio.run(work()), as_json=as_json)
+    submit(
+        session_id,
+        lambda session: session.signal(name, value, idempotency_key=key),
+        store,
+        url,
+        wait=wait,
+        as_json=as_json,
+    )
 
 
 def approve(
@@ -247,14 +307,16 @@ def approve(
     arguments: Annotated[
         str | None, typer.Option(metavar="JSON", help="Run the call with these arguments.")
     ] = None,
+    wait: Wait = False,
     as_json: AsJson = False,
 ) -> None:
     """Approve or deny a tool call that waits for a person.
 
     `holdfast sessions show` lists the calls that wait. The answer applies to the arguments that wait now, which are printed.
+    A worker records it, or rejects it if the call no longer waits or its deadline has passed: --wait reports which.
 
     Examples:
-        holdfast approve s1
+        holdfast approve s1 --wait
         holdfast approve s1 call-7 --deny --feedback "Too expensive."
         holdfast approve s1 call-7 --arguments '{"amount": 5}'
     """
@@ -277,15 +339,44 @@ def approve(
                 )
                 raise Conflict(problem=problem)
             if deny:
-                return (await session.deny(chosen[0], feedback=feedback)).accepted, chosen[0]
-            sent = await session.approve(chosen[0], arguments=edited, feedback=feedback)
-            return sent.accepted, chosen[0]
+                sent = await session.deny(chosen[0], feedback=feedback)
+            else:
+                sent = await session.approve(chosen[0], arguments=edited, feedback=feedback)
+            return await processed(sent, wait=wait), chosen[0]
 
     sent, call = asyncio.run(work())
     print_sent(sent, as_json=as_json, call=call.model_dump(mode="json"))
-    if not as_json:
+    if not as_json and sent.state not in FAILED:
+        recorded, submitted = ("denied", "denial of") if deny else ("approved", "approval of")
+        answer = recorded if sent.state == "done" else f"sent {submitted}"
         arguments_shown = json.dumps(call.arguments if edited is None else edited)
-        echo(f"{'denied' if deny else 'approved'} {call.call_id}: {call.tool} {arguments_shown}")
+        echo(f"{answer} {call.call_id}: {call.tool} {arguments_shown}")
+    check_processed(sent, wait=wait)
+
+
+def submit(
+    session_id: str,
+    command: "Callable[[SessionHandle[str]], Awaitable[TurnHandle[None]]]",
+    store: str | None,
+    url: str | None,
+    *,
+    wait: bool,
+    as_json: bool,
+) -> None:
+    """Submit a command to a session and print the submission. With `wait`, exit with 1 if it fails."""
+
+    async def work() -> "SubmissionInfo":
+        async with connected(store, url) as client:
+            return await processed(await command(await client.session(session_id)), wait=wait)
+
+    sent = asyncio.run(work())
+    print_sent(sent, as_json=as_json)
+    check_processed(sent, wait=wait)
+
+
+async def processed(sent: "TurnHandle[None]", *, wait: bool) -> "SubmissionInfo":
+    """Return a submission as it was accepted, or with `wait` as it ended."""
+    return (await wait_for_answer(sent, None))[0] if wait else sent.accepted
 
 
 def print_sent(submission: "SubmissionInfo", *, as_json: bool, **more: object) -> None:
@@ -294,3 +385,10 @@ def print_sent(submission: "SubmissionInfo", *, as_json: bool, **more: object) -
         print_json({"submission": record(submission), **more})
     else:
         echo(submission.submission_id)
+
+
+def check_processed(submission: "SubmissionInfo", *, wait: bool) -> None:
+    """Print the reason and exit with 1 if the command waited for a submission that failed."""
+    if wait and submission.state != "done":
+        echo(f"{state_text(submission.state)}: {submission.reason}", err=True)
+        raise typer.Exit(ExitCode.FAILED)

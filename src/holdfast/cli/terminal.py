@@ -178,6 +178,11 @@ def retry_command(session_id: str) -> Text:
     return one_line(f"holdfast retry {shlex.quote(session_id)}")
 
 
+def undo_effects_command(session_id: str, submission_id: str) -> Text:
+    """Return the command that continues to undo the effects of a turn."""
+    return one_line(f"holdfast undo-effects {shlex.quote(session_id)} {shlex.quote(submission_id)} --wait")
+
+
 def settle_command(run_id: str, call_id: str) -> Text:
     """Return the command that records the outcome of a tool call."""
     command = f"holdfast settle {shlex.quote(run_id)} {shlex.quote(call_id)}"

@@ -1,17 +1,13 @@
 """`holdfast tool-result`: deliver the result of a tool call that ran outside of the agent."""
 
-import asyncio
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from holdfast.cli.options import AsJson, ServerUrl, SessionId, StoreUrl, connected
-from holdfast.cli.talk import print_sent
+from holdfast.cli.options import AsJson, ServerUrl, SessionId, StoreUrl
+from holdfast.cli.talk import Wait, submit
 from holdfast.errors import BadInput
-
-if TYPE_CHECKING:
-    from holdfast.api.submissions import SubmissionInfo
 
 
 def tool_result(
@@ -23,6 +19,7 @@ def tool_result(
     error: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Why the call failed, instead of a result.")
     ] = None,
+    wait: Wait = False,
     as_json: AsJson = False,
 ) -> None:
     """Deliver the result of a tool call that ran outside.
@@ -39,10 +36,11 @@ def tool_result(
         value = None if result is None else json.loads(result)
     except ValueError as problem:
         raise BadInput(problem=f"--result is not JSON: {problem}") from problem
-
-    async def work() -> "SubmissionInfo":
-        async with connected(store, url) as client:
-            session = await client.session(session_id)
-            return (await session.tool_result(call_id, value, error=error)).accepted
-
-    print_sent(asyncio.run(work()), as_json=as_json)
+    submit(
+        session_id,
+        lambda session: session.tool_result(call_id, value, error=error),
+        store,
+        url,
+        wait=wait,
+        as_json=as_json,
+    )

@@ -196,6 +196,8 @@ class Client:
         without workers, `catch_up` submits `once`, `all` missed ticks up to `catch_up_limit`, or `none`. Only administrators may set
         the `owner`.
         """
+        if agent is not None and not isinstance(agent, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise BadInput(problem=f"pass the name of the agent, not a {type(agent).__name__}")
         given = {"cron": cron, "text": text, "timezone": timezone, "agent": agent, "session_id": session_id}
         given |= {"title": title, "overlap": overlap, "catch_up": catch_up, "id": id, "owner": owner}
         body = {"catch_up_limit": catch_up_limit} | {

@@ -20,6 +20,7 @@ from holdfast.errors import (
     Unauthenticated,
 )
 from holdfast.ids import is_token
+from holdfast.operations.registry import dump_body
 
 _LONG = httpx2.Timeout(30, read=None)
 _STREAM = httpx2.Timeout(10, read=60)
@@ -50,7 +51,10 @@ class HttpTransport(Transport):
         is_long: bool = False,
     ) -> str:
         """Send a request and return the body of the response if it is a success."""
-        response = await self._request(method, path, params=_given(params), json=json, is_long=is_long)
+        options: dict[str, Any] = {"params": _given(params), "is_long": is_long}
+        if json is not None:
+            options |= {"content": dump_body(json), "headers": {"content-type": "application/json"}}
+        response = await self._request(method, path, **options)
         return response.text
 
     async def _request(

@@ -136,11 +136,11 @@ class SessionHandle(Generic[T]):
 
         Await the returned handle to wait until a worker has recorded the decision. It raises `TurnFailed` if the worker rejected the decision.
         """
-        return await self._decide(call, approved=True, arguments=arguments, feedback=feedback)
+        return await self._decide(call, "a decision", approved=True, arguments=arguments, feedback=feedback)
 
     async def deny(self, call: str | ApprovalRequest, *, feedback: str | None = None) -> TurnHandle[None]:
         """Deny a tool call that waits for a decision. The model receives the feedback."""
-        return await self._decide(call, approved=False, feedback=feedback)
+        return await self._decide(call, "a decision", approved=False, feedback=feedback)
 
     async def signal(
         self, name: str, data: Any = None, *, idempotency_key: str | None = None
@@ -156,7 +156,7 @@ class SessionHandle(Generic[T]):
         self, call: str | ApprovalRequest, result: Any = None, *, error: str | None = None
     ) -> TurnHandle[None]:
         """Deliver the result of a tool call that ran outside of the agent, or its error. The handle is like that of `approve`."""
-        return await self._decide(call, result=result, error=error)
+        return await self._decide(call, "a result", result=result, error=error)
 
     async def undo(self) -> TurnHandle[None]:
         """Undo the last message and everything after it."""
@@ -337,12 +337,12 @@ class SessionHandle(Generic[T]):
             SubmissionInfo, "POST", f"{self._path}/{action}", json=given or None
         )
 
-    async def _decide(self, call: str | ApprovalRequest, **decision: Any) -> TurnHandle[None]:
+    async def _decide(self, call: str | ApprovalRequest, answer: str, **decision: Any) -> TurnHandle[None]:
         if isinstance(call, str):
             approvals = (await self.info()).approvals
             request = next((request for request in approvals if request.call_id == call), None)
             if request is None:
-                raise Conflict(problem=f"call {call!r} of session {self.id} does not wait for a decision")
+                raise Conflict(problem=f"call {call!r} of session {self.id} does not wait for {answer}")
             call = request
         body = {"call_id": call.call_id, "digest": call.digest, **decision}
         path = "approvals" if "approved" in decision else "tool-results"

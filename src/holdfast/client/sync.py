@@ -122,9 +122,12 @@ class SyncTurnHandle(SyncHandle[TurnHandle[T]], Generic[T]):
         """
         return SyncTurnHandle(self._loop, self._loop.run(self._handle.undo_effects()))
 
-    def cancel(self) -> None:
-        """Stop the turn if it is running or waiting, or remove it from the queue if it has not started. `result` then raises `TurnFailed`."""
-        return self._loop.run(self._handle.cancel())
+    def cancel(self) -> "SyncTurnHandle[None]":
+        """Stop the turn if it is running or waiting, or remove it from the queue if it has not started. `result` then raises `TurnFailed`.
+
+        Await the returned handle to wait until a worker has done so. If the turn has ended, nothing changes.
+        """
+        return SyncTurnHandle(self._loop, self._loop.run(self._handle.cancel()))
 
     def problem(self) -> str | None:
         """Return the reason why no worker continues the session, and the remedy; None if a worker does."""

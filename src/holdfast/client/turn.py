@@ -106,10 +106,14 @@ class TurnHandle(Generic[T]):
         accepted = await self._transport.call(SubmissionInfo, "POST", path, json={"submission_id": self.id})
         return TurnHandle(self._transport, accepted, no_output)
 
-    async def cancel(self) -> None:
-        """Stop the turn if it is running or waiting, or remove it from the queue if it has not started. `result` then raises `TurnFailed`."""
+    async def cancel(self) -> "TurnHandle[None]":
+        """Stop the turn if it is running or waiting, or remove it from the queue if it has not started. `result` then raises `TurnFailed`.
+
+        Await the returned handle to wait until a worker has done so. If the turn has ended, nothing changes.
+        """
         path = f"/api/sessions/{self.session_id}/interrupt"
-        await self._transport.call(SubmissionInfo, "POST", path, json={"submission_id": self.id})
+        accepted = await self._transport.call(SubmissionInfo, "POST", path, json={"submission_id": self.id})
+        return TurnHandle(self._transport, accepted, no_output)
 
     async def _output(self) -> "TurnOutput":
         output = TurnOutput(self.id)

@@ -166,9 +166,11 @@ def _bad_body(problem: str) -> BadInput:
 
 
 def dump_body(value: object) -> bytes:
-    """Return a value as the body of a request. Raises `BadText` for text that is not valid."""
+    """Return a value as the body of a request. Raises `BadText` for text that is not valid, and `BadInput` for values that are not JSON."""
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
     except UnicodeEncodeError:
         problem = "contains a lone surrogate, which is not valid text"
         raise BadText(what="request", problem=problem) from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadInput(problem=f"a value of the request is not JSON: {error}") from None

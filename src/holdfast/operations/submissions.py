@@ -119,7 +119,7 @@ async def _submission(caller: Caller, session_id: str, submission_id: str) -> Su
     f"{_S}/interrupt",
     "write",
     ClientMethod("SessionHandle.interrupt", "interrupt"),
-    ClientMethod("TurnHandle.cancel", "interrupt"),
+    ClientMethod("TurnHandle.cancel", "cancel"),
     topic="sessions",
     status=202,
 )

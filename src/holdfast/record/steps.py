@@ -340,16 +340,19 @@ class Steps:
 
 
 _current: ContextVar[Steps | None] = ContextVar("holdfast_steps", default=None)
+_reason: ContextVar[str | None] = ContextVar("holdfast_no_steps", default=None)
+"""Why the code that runs cannot use steps, if that is known."""
 
 
 @asynccontextmanager
-async def outside() -> AsyncGenerator[None, None]:
-    """Run a block that must not use steps."""
-    token = _current.set(None)
+async def outside(reason: str | None = None) -> AsyncGenerator[None, None]:
+    """Run a block that must not use steps, for this reason."""
+    token, reason_token = _current.set(None), _reason.set(reason)
     try:
         yield
     finally:
         _current.reset(token)
+        _reason.reset(reason_token)
 
 
 def current_steps() -> Steps | None:
@@ -360,6 +363,8 @@ def current_steps() -> Steps | None:
 def required_steps(what: str) -> Steps:
     """Return the steps of the tool call or turn that runs this code. Raises `BadInput` if there is none."""
     steps = _current.get()
+    if steps is None and (reason := _reason.get()) is not None:
+        raise BadInput(problem=f"`{what}` was called in {reason}")
     if steps is None:
         raise BadInput(
             problem=f"`{what}` was called outside a recorded turn. Call it in a plain agent, or in a tool with recovery `steps` whose agent has the Holdfast capability"

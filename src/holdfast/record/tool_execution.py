@@ -165,7 +165,9 @@ class ToolExecution:
     async def _steps(self, ref: CallRef, policy: Policy, *, begun: bool) -> AbstractAsyncContextManager[None]:
         """Return the context for steps of a tool. Only tools with the policy `steps` may use them, because those tools run again after a crash."""
         if policy != "steps":
-            return outside()
+            tool = f"the tool {self.call.tool_name!r}, which has recovery {policy!r}"
+            remedy = "Only a tool that can run again from its top may use it: declare the tool with metadata={'recovery': 'steps'}"
+            return outside(f"{tool}. {remedy}")
 
         async def settled() -> None:
             if self.calls.runs_alone(ref):

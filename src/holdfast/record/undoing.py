@@ -22,6 +22,7 @@ from holdfast.record.steps import Steps
 from holdfast.record.threads import RunThreads
 from holdfast.record.undo import CompletedStep, Undo, UndoFunction, completed_step, undo_name
 from holdfast.record.undo_plan import Undoable
+from holdfast.sentences import without_period
 from holdfast.store import Store
 from holdfast.types import Effect, NewEvent
 
@@ -114,11 +115,11 @@ class Undoing:
             async with steps.open():
                 await steps.run(request)
         except Unserializable as error:
-            other = f"its undo declares another type of result: {error}. Restore the type, then undo the effects again"
+            other = f"its undo declares another type of result: {without_period(error)}. Restore the type, then undo the effects again"
             raise _stopped(step, other) from error
         except (StepError, ModelRetry) as error:
             text = error.facts["error"] if isinstance(error, StepError) else error
-            failed = f"its undo failed: {text}. Undo the effects again to retry it"
+            failed = f"its undo failed: {without_period(text)}. Undo the effects again to retry it"
             raise _stopped(step, failed) from error
         except OutcomeUnknown as error:
             entry = f"{item.entry} of run {step.run_id}"

@@ -6,10 +6,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from holdfast.errors import BadInput, SignalTimeout, StepsDiffer
+from holdfast.ids import check_time
 from holdfast.record import ledger, waits
 from holdfast.record.steps import Steps, Suspended, label, required_steps
-from holdfast.record.waits import SIGNAL, Wait, Waiting, WaitKind
-from holdfast.types import Effect, Json
+from holdfast.record.waits import Wait, Waiting, WaitKind
+from holdfast.types import SIGNAL, Effect, Json
 
 
 async def sleep_until(time: datetime) -> None:
@@ -19,13 +20,20 @@ async def sleep_until(time: datetime) -> None:
     `recovery="steps"`. A time in the past returns at once. Raises `BadInput` elsewhere, within a step, and for a time without a
     time zone or more than ten years ahead.
     """
-    await _wait(required_steps("sleep_until"), "sleep", time)
+    steps = required_steps("sleep_until")
+    await _wait(steps, "sleep", check_time(time, "the time of `sleep_until`"))
 
 
 async def sleep(*, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0) -> None:
     """Suspend the tool call or turn that calls this for a while, like `sleep_until`. The time counts from the first call."""
-    delay = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
-    await _wait(required_steps("sleep"), "sleep", delay)
+    steps = required_steps("sleep")
+    try:
+        delay = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadInput(
+            problem=f"`sleep` takes numbers, of at most ten years in all, and these are not: {error}"
+        ) from None
+    await _wait(steps, "sleep", delay)
 
 
 async def signal(name: str, *, timeout: timedelta | None = None) -> Any:  # noqa: ASYNC109 - it outlives the process
@@ -34,7 +42,12 @@ async def signal(name: str, *, timeout: timedelta | None = None) -> Any:  # noqa
     The signal may have arrived before. While the tool call or turn waits, it uses no process. After `timeout` this raises
     `SignalTimeout`. Raises `BadInput` where `sleep_until` does.
     """
-    received: dict[str, Any] | None = await _wait(required_steps("signal"), "signal", timeout, name)
+    steps = required_steps("signal")
+    if timeout is not None and not isinstance(timeout, timedelta):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BadInput(
+            problem=f"the timeout of `signal` must be a timedelta, such as timedelta(days=2), not a {type(timeout).__name__}"
+        )
+    received: dict[str, Any] | None = await _wait(steps, "signal", timeout, name)
     if received is None:
         raise SignalTimeout(name=name)
     return received["data"]

@@ -21,8 +21,6 @@ from holdfast.store import Store
 from holdfast.types import Effect, Json
 
 WaitKind: TypeAlias = Literal["sleep", "signal", "delegate"]
-SIGNAL: Final = "signal"
-"""The kind of the records in which signals wait until they are received."""
 LONGEST: Final = timedelta(days=3653)
 """The longest wait: ten years."""
 
@@ -89,7 +87,8 @@ def checked(
         check_id(name, "signal name")
     if isinstance(until, timedelta):
         if not timedelta(0) <= until <= LONGEST:
-            raise BadInput(problem=f"a wait may take 0 seconds to ten years, not {until}")
+            seconds = f"{until.total_seconds():,.15g} seconds"
+            raise BadInput(problem=f"a wait may take 0 seconds to ten years, not {seconds}")
         until = now + until
     if until is not None and check_time(until, "the time to wait for") > now + LONGEST:
         raise BadInput(problem=f"{until.isoformat()} is more than ten years ahead")

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from holdfast.errors import BadInput, Conflict, NotFound
 from holdfast.ids import check_id, new_id
-from holdfast.jsontext import strict_json
+from holdfast.jsontext import lenient_json, strict_json
 from holdfast.questions import (
     ANSWERED,
     ApprovalAnswer,
@@ -29,14 +29,15 @@ from holdfast.record.open_calls import pending_calls, pending_effects
 from holdfast.record.partial import partial_response
 from holdfast.record.recovery import last_prompt
 from holdfast.record.resume_point import ResumePoint, find_resume_point
-from holdfast.record.waits import SIGNAL, Wait, open_waits
+from holdfast.record.waits import Wait, open_waits
 from holdfast.runtime.delivery import deliver, stop_delegates
 from holdfast.runtime.leased_session import LeasedSession
 from holdfast.runtime.payloads import parse_payload
 from holdfast.runtime.runner import Runner
 from holdfast.runtime.settling import settled_as
-from holdfast.runtime.undo_request import INTERRUPTED, undo_first, undo_reason, undone_run
+from holdfast.runtime.undo_request import INTERRUPTED, joined, undo_first, undo_reason, undone_run
 from holdfast.types import (
+    SIGNAL,
     SUSPENDED,
     Batch,
     Checkpoint,
@@ -135,7 +136,8 @@ async def tool_result(session: LeasedSession, submission: Submission) -> Batch:
     _refuse_late(asked, submission)
     actor = str(facts.get("by"))
     settled, event = settled_as(effect, actor, result=facts.get("result"), error=facts.get("error"))
-    answered = NewEvent(kind=ANSWERED, run_id=waiting.run_id, payload=answer.as_json())
+    payload = lenient_json({**json.loads(answer.as_json()), "external": True})
+    answered = NewEvent(kind=ANSWERED, run_id=waiting.run_id, payload=payload)
     batch = Batch(effects=[settled], events=[event, answered])
     if questions.open.keys() == {call_id}:
         batch.submissions, batch.status = [requeued(waiting)], "idle"
@@ -220,7 +222,7 @@ async def interrupt(session: LeasedSession, submission: Submission) -> Batch:
             if await session.undoable_turn(turn) is not None:
                 undo_first(batch, turn.id, run, "interrupted")
             elif (reason := undo_reason(run)) is not None:
-                batch.status, batch.error = "failed", f"{reason}; {INTERRUPTED}"
+                batch.status, batch.error = "failed", joined(reason, INTERRUPTED)
                 change = replace(batch.submissions[0], reason=batch.error, run_id=undone_run(run))
                 batch.submissions = [change]
     return batch

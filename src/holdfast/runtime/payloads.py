@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.content import check_content
 from holdfast.errors import BadInput, Conflict, NotFound, TurnNotRetriable
-from holdfast.types import TURNS, Submission, SubmissionState
+from holdfast.types import TURNS, Submission, SubmissionState, state_text
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -73,7 +73,7 @@ def check_retriable(submission: Submission, from_step: str | None = None) -> Non
         )
         raise TurnNotRetriable(submission_id=submission.id, problem=problem)
     if submission.state not in {"failed", "dead"} and not (from_step and submission.state == "done"):
-        problem = f"it is {submission.state}, and only a turn that failed can be retried"
+        problem = f"it is {state_text(submission.state)}, and only a turn that failed can be retried"
         raise TurnNotRetriable(submission_id=submission.id, problem=problem)
 
 
@@ -85,9 +85,7 @@ async def check_undo(store: "Store", session_id: str, submission_id: str) -> Sub
     if turn.kind not in TURNS:
         raise Conflict(problem=f"submission {turn.id} is not a turn, but {turn.kind!r}")
     if turn.ended_at is None:
-        problem = (
-            f"turn {turn.id} is {turn.state}. Interrupt it, or wait until it has ended, then undo its effects"
-        )
+        problem = f"turn {turn.id} is {state_text(turn.state)}. Interrupt it, or wait until it has ended, then undo its effects"
         raise Conflict(problem=problem)
     return turn
 

@@ -29,6 +29,7 @@ from holdfast.runtime.runner import Runner
 from holdfast.runtime.turn import Stop, WorkerTurn
 from holdfast.runtime.undo_request import (
     INTERRUPTED,
+    joined,
     last_run,
     latest_attempt,
     left,
@@ -83,7 +84,7 @@ class UndoTurn(WorkerTurn):
             return
         reason = self.reason
         if run.status != "completed":
-            reason += f"; {INTERRUPTED if run.status == 'interrupted' else run.error}"
+            reason = joined(reason, INTERRUPTED if run.status == "interrupted" else run.error or "")
             batch.status, batch.error = "failed", reason
         change = batch.submissions[0]
         batch.submissions = [replace(change, state="failed", reason=reason, run_id=self.turn.id)]

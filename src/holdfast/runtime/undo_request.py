@@ -12,11 +12,17 @@ from holdfast.jsontext import lenient_json
 from holdfast.record.resume_point import continued_runs
 from holdfast.record.undo_plan import Undoable, undo_plan
 from holdfast.runtime.payloads import parse_payload
+from holdfast.sentences import without_period
 from holdfast.store import Store
 from holdfast.types import Batch, NewEvent, Run, Submission, SubmissionChange
 
 _LONGEST_CHAIN = 10_000
 INTERRUPTED = "the undo of its effects was interrupted"
+
+
+def joined(reason: str, undo: str) -> str:
+    """Return why a turn failed, and how the undo of its effects ended."""
+    return f"{without_period(reason)}; {undo}"
 
 
 def undone_run(run: Run) -> str | None:

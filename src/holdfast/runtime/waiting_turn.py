@@ -13,11 +13,11 @@ from holdfast.jsontext import lenient_json
 from holdfast.questions import ANSWERED, DEADLINE, ApprovalAnswer, Questions
 from holdfast.record.deadlines import deadline_of, reminded
 from holdfast.record.ending import continues_at, describe_waiting
-from holdfast.record.waits import SIGNAL, Wait, open_waits
+from holdfast.record.waits import Wait, open_waits
 from holdfast.runtime.delivery import deliver, stop_delegates
 from holdfast.runtime.leased_session import LeasedSession
 from holdfast.runtime.undo_request import undo_first
-from holdfast.types import Batch, NewEvent, Run, Submission, SubmissionChange
+from holdfast.types import SIGNAL, Batch, NewEvent, Run, Submission, SubmissionChange
 
 _LATE = "Nobody answered before the deadline."
 _LONGEST_QUESTION = 200

@@ -21,7 +21,6 @@ from holdfast.config import Settings
 from holdfast.counting import counted_by
 from holdfast.errors import (
     ArchiveFailed,
-    BadId,
     BadInput,
     BadSettings,
     Conflict,
@@ -243,10 +242,10 @@ def _document(app: FastAPI) -> dict[str, Any]:
 
 
 def _error(
-    status: int, code: str, message: str, facts: Mapping[str, Any] = MappingProxyType({}), **more: object
+    status: int, code: str, message: str, facts: Mapping[str, Any] = MappingProxyType({})
 ) -> JSONResponse:
     headers = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503: {"retry-after": "1"}}
-    body = {"error": {"code": code, "message": message, "facts": dict(facts), **more}}
+    body = {"error": {"code": code, "message": message, "facts": dict(facts)}}
     return JSONResponse(body, status, headers.get(status))
 
 
@@ -277,8 +276,7 @@ async def _holdfast_error(request: Request, error: Any) -> JSONResponse:
 async def _validation_error(request: Request, error: Any) -> JSONResponse:
     del request
     bad = invalid(error.errors())
-    facts = _facts(bad)
-    return _error(422, bad.code, str(bad), facts, **{} if isinstance(bad, BadId) else facts)
+    return _error(422, bad.code, str(bad), _facts(bad))
 
 
 async def _http_error(request: Request, error: Any) -> JSONResponse:
