@@ -26,7 +26,7 @@ async def test_an_undo_that_stopped_is_continued_and_then_no_longer_shown_as_sto
         raise RuntimeError(message)
 
     path = f"sqlite:///{tmp_path}/s.db"
-    shell = Shell({"HOLDFAST_STORE": path})
+    shell = Shell({"HOLDFAST_STORE": path, "COLUMNS": "200"})
     async with open_store(path) as store, working(store, shop):
         failed = await shell.holdfast("send", "s", "buy", "--agent", "shop", "--wait")
         (turn,) = [each.id for each in (await store.submissions("s")).items]

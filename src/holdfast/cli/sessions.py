@@ -189,7 +189,7 @@ class _Shown:
     last_turn: SubmissionDetail | None
     """The last turn that has ended."""
     failed: SubmissionDetail | None
-    """The last turn, if it failed and nothing waits."""
+    """The last turn, if it failed and no later one waits, except for its time."""
     failure: list[tuple[str, Text]]
     signals: list[tuple[str, Any]]
     """The names and data of the signals that no wait has received yet."""
