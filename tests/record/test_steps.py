@@ -293,7 +293,7 @@ async def test_a_step_needs_a_place(timed: Store):
         await escaped[0]
 
     async def without(trip: str) -> str:
-        with pytest.raises(BadInput, match="metadata={'recovery': 'steps'}"):
+        with pytest.raises(BadInput, match=r"metadata=\{'recovery': 'steps'\}"):
             await step("pay", do, "x")
         return "refused"
 

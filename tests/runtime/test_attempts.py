@@ -8,11 +8,14 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
+import holdfast
+from holdfast import Turn
 from holdfast.config import load_settings
 from holdfast.errors import StoreUnavailable
 from holdfast.runtime import Worker
 from holdfast.store import Store, open_store
 from holdfast.types import Batch, Lease
+from tests.builders import until
 from tests.conftest import Engine
 from tests.record.agents import call, scripted
 from tests.runtime.agents import ended, send, working
@@ -119,3 +122,27 @@ async def test_an_attempt_that_blocked_the_event_loop_counts(engine: Engine):
         async with working(store, agent, max_attempts=1, renew=0.05, ttl=1.0):
             given_up = await ended(store, await send(store, session, "hello"))
     assert (given_up.state, given_up.attempts) == ("dead", 1)
+
+
+async def test_a_turn_that_sleeps_keeps_its_attempt_when_the_worker_releases_another_session(
+    store: Store, session: str
+):
+    @holdfast.agent("agent")
+    async def napper(turn: Turn) -> None:
+        await turn.sleep(minutes=1)
+
+    async with working(store, napper):
+        sleeping = await send(store, session, "hello")
+
+        async def is_asleep() -> bool:
+            return (await store.session(session)).status == "sleeping"
+
+        await until(is_asleep)
+        other = (await store.create_session(agent="agent", owner="you")).id
+        await ended(store, await store.submit(other, "interrupt", lane="control"))
+
+        async def is_free() -> bool:
+            return (await store.session(other)).holder is None
+
+        await until(is_free)
+        assert (await store.submission(sleeping.id)).attempts == 1

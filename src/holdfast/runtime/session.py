@@ -128,7 +128,7 @@ class SessionRunner:
                 return
             self.unfinished = submission
             waiting = await self._carry_out(submission, session)
-            if not self._lease.lost:
+            if self._lease.released or not self._lease.lost:
                 self.unfinished = None
                 self._store_failures.pop(self._session_id, None)
             session = submission = None  # only valid for the first submission
