@@ -676,7 +676,7 @@ async def test_a_hand_over_records_no_model_request_that_was_not_sent(store: Sto
         first.stop()
         go_on.set()
     found = await kinds(store, session)
-    assert "handover" in found
+    assert "handover" in found, found
     assert "model_request_failed" not in found
     assert found.count("model_request_started") == found.count("model_request_completed") == requests == 1
     async with working(store, agent):

@@ -33,6 +33,8 @@ _PARTS = {*ARMS, "fence_group"}
 """Parts of the statement that writes a group, and statements that have numbered parameters."""
 _SQLITE_ONLY = {"number_begun", "insert_begun_events"}
 _SCANS = {"totals"}
+_READS_MANY = {"growth"}
+"""It reads all sessions of a period, which the planner does not know."""
 _ALWAYS: dict[str, tuple[frozenset[str], ...]] = {
     "checkpoints": (frozenset({"id"}), frozenset({"session_id"})),
     "log_of_outputs": (frozenset({"oldest_first"}), frozenset({"newest_first"})),
@@ -206,3 +208,40 @@ async def test_settings_that_work_against_the_store_are_listed(store: Store):
     assert listed["jit"].value == "on"
     assert (listed["fsync"].value, listed["fsync"].overridden, listed["fsync"].wanted) == ("off", False, "on")
     assert "search_path" not in listed
+
+
+_SESSIONS = 50_000
+_FILL = """
+INSERT INTO heads (session_id, agent, epoch, seq, writes, written, ready_at)
+  SELECT 's' || lpad(n::text, 9, '0'), 'agent', 1, 1, 1, 1, 2000000000000000 FROM generate_series(1, $1) AS n;
+INSERT INTO sessions (id, agent, owner, title, title_folded, status, hold, metadata, created_at, active_at)
+  SELECT session_id, agent, 'you', '', '', 'idle', 0, '{}', number, number FROM heads;
+INSERT INTO submissions (session_id, position, id, kind, lane, when_busy, payload, state, attempts, created_at, deliver_at)
+  SELECT session_id, 1, 'q' || session_id, 'message', 'main', 'queue', '{}', 'queued', 0, 0, ready_at FROM heads;
+INSERT INTO events (session, seq, kind, at, payload) SELECT number, 1, 'submission_queued', 0, '{}' FROM heads;
+ANALYZE
+"""
+
+
+async def test_no_statement_reads_a_whole_index_beside_many_sessions(store: Store):
+    """Ids are in the order of creation. With statistics of that, reading a whole index seems cheap to the planner."""
+    async with _connection(store) as connection:
+        for statement in _FILL.replace("$1", str(_SESSIONS)).split(";"):
+            await connection.execute(statement)
+        plans = [
+            (name, await _plan(connection, text)) for name, text in _statements() if name not in _READS_MANY
+        ]
+    bad = [f"{name}:\n" + "\n".join(plan) for name, plan in plans if _whole_reads(plan)]
+    assert not bad, "\n\n".join(bad)
+
+
+def _whole_reads(plan: list[str]) -> list[str]:
+    """Return the lines that read the index of a large table without a condition and without a limit."""
+    return [
+        line
+        for before, line, after in zip(["", *plan], plan, [*plan[1:], ""], strict=False)
+        if "Scan using" in line
+        and int(line.partition(" rows=")[2].partition(" ")[0]) >= _SESSIONS / 2
+        and "Cond:" not in after
+        and "Limit" not in before
+    ]

@@ -10,6 +10,7 @@ INSERT INTO heads (session_id, agent, epoch, seq, writes, written
 -- for waiting are computed here: all submissions are for later, no live worker serves the agent, or a run ended with its process and no
 -- queued submission continues it.
 -- A failed session has the reason in the column waiting_for. It stays failed while all its submissions are for later.
+-- PostgreSQL plans the inner query without the outer order, and would compute and sort all sessions.
 SELECT v.*, CASE WHEN status = 'failed' THEN reason END AS error, CASE
   WHEN holder IS NULL AND status = 'queued' AND ready_at > now_us() THEN 'timer'
   WHEN holder IS NULL AND (ready_at <= now_us() OR status = 'queued') AND NOT EXISTS (
@@ -44,6 +45,7 @@ FROM (
     -- These two find the sessions by an index; the status below is exact.
     AND s.status = :stored AND s.status <> 'idle'                         --? stored
     AND s.id IN (SELECT q.session_id FROM submissions q WHERE q.ended_at IS NULL)   --? queued
+--[postgres]   ORDER BY s.active_at DESC, s.id DESC
 ) AS v
 WHERE TRUE
   AND id = :id                                                            --? id

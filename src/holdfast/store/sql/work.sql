@@ -16,7 +16,8 @@ SELECT
 
 -- name: claim_ready
 -- A repeated claim waits for its first attempt, by its lock. Selects the first sessions of each agent, and of these the first, so that
--- the cost does not depend on how many sessions are ready, for these agents and for others.
+-- the cost does not depend on how many sessions are ready, for these agents and for others. An array on PostgreSQL: the planner expects
+-- many ready sessions, and would join them with all sessions.
 --[sqlite] WITH ready AS MATERIALIZED (
 --[sqlite]   SELECT h.session_id FROM
 --[sqlite]     json_each(:agents) AS a CROSS JOIN   --? agents
@@ -36,7 +37,8 @@ SELECT
   LIMIT :limit
 )
 UPDATE heads SET holder = :holder, tenure = :tenure, epoch = epoch + 1, writes = 0, written = seq, ready_at = NULL
-WHERE session_id IN (SELECT session_id FROM ready)
+--[sqlite] WHERE session_id IN (SELECT session_id FROM ready)
+--[postgres] WHERE session_id = ANY(ARRAY(SELECT session_id FROM ready))
 --[postgres]   AND (SELECT count(*) FROM tried) = 1
   AND EXISTS (SELECT 1 FROM holders d WHERE d.id = :holder AND d.deadline > now_us())
 RETURNING session_id;
