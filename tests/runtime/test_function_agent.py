@@ -382,3 +382,95 @@ async def test_thousands_of_steps_of_one_turn_are_recorded(memory: Store):
         session = await hf.session("s", agent=clerk)
         assert await (await session.send("count")).result(timeout=120) == 1_000
     assert len(await ledger(memory, "s")) == 2_000
+
+
+@pytest.mark.parametrize("beside", ["sleep", "failure", "task"])
+async def test_an_interrupt_also_stops_steps_of_other_tasks(memory: Store, beside: str):
+    """Nothing of the turn runs, or is recorded, after its end."""
+    inside = asyncio.Event()
+
+    async def slow() -> str:
+        done.append("begun")
+        inside.set()
+        try:
+            await asyncio.sleep(20)
+        finally:
+            done.append("cancelled")
+            await asyncio.sleep(0.2)
+            done.append("ended")
+        return "late"
+
+    async def fail() -> None:
+        raise ValueError("no")
+
+    @holdfast.agent("clerk")
+    async def clerk(turn: Turn) -> None:
+        if beside == "task":
+            running = asyncio.create_task(turn.step("slow", slow))
+            await inside.wait()
+            await turn.answer(f"without {running}")
+            return
+        other = turn.sleep(days=1) if beside == "sleep" else turn.step("fail", fail)
+        await asyncio.gather(turn.step("slow", slow), other)
+
+    async with connect(memory, agents=[clerk]) as hf:
+        session = await hf.session("s", agent=clerk)
+        turn = await session.send("hello")
+        await asyncio.wait_for(inside.wait(), 20)
+        await asyncio.sleep(0.1)
+        await session.interrupt()
+        with pytest.raises(TurnFailed, match="interrupted"):
+            await turn.result(timeout=20)
+        assert done == ["begun", "cancelled", "ended"]
+        ended = (await memory.session("s")).seq
+        await asyncio.sleep(0.1)
+        assert (await memory.session("s")).seq == ended
+    assert [effect.state for effect in (await ledger(memory, "s")) if effect.tool == "slow"] == ["started"]
+
+
+async def test_a_step_that_cannot_be_cancelled_is_recorded_before_the_turn_ends(memory: Store):
+    inside = asyncio.Event()
+
+    async def stubborn() -> str:
+        inside.set()
+        try:
+            await asyncio.sleep(20)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.1)
+        return "done"
+
+    @holdfast.agent("clerk")
+    async def clerk(turn: Turn) -> None:
+        await asyncio.gather(turn.step("stubborn", stubborn), turn.sleep(days=1))
+
+    async with connect(memory, agents=[clerk]) as hf:
+        session = await hf.session("s", agent=clerk)
+        turn = await session.send("hello")
+        await asyncio.wait_for(inside.wait(), 20)
+        await asyncio.sleep(0.1)
+        await session.interrupt()
+        with pytest.raises(TurnFailed, match="interrupted"):
+            await turn.result(timeout=20)
+    kinds = [event.kind for event in await memory.events("s")]
+    assert kinds[-3:] == ["step_completed", "run_interrupted", "submission_failed"]
+
+
+async def test_a_step_that_pauses_before_it_is_tried_again_does_not_run_after_the_turn(memory: Store):
+    async def fail() -> None:
+        done.append("tried")
+        raise OSError("busy")
+
+    @holdfast.agent("clerk")
+    async def clerk(turn: Turn) -> None:
+        retry = holdfast.Retry(on=OSError, backoff=0.2, attempts=5)
+        await asyncio.gather(turn.step("fail", fail, retry=retry), turn.ask("Go on?"))
+
+    async with connect(memory) as hf:
+        session = await hf.session("s", agent="clerk")
+        turn = await session.send("hello")
+        await session.send("another: the worker keeps the session")
+        async with connect(memory, agents=[clerk]):
+            with pytest.raises(ApprovalNeeded):
+                await turn.result(timeout=20)
+            await asyncio.sleep(0.5)
+    assert done == ["tried"]

@@ -60,6 +60,7 @@ class BatchWriter(ABC):
         self._order = asyncio.Lock()  # held while large content is stored, so that later batches wait
         self._started: list[asyncio.Task[None]] = []  # writes that are not waited for yet
         self._error: BaseException | None = None  # why one of them failed
+        self._is_closed = False
 
     @property
     def failed(self) -> Exception | None:
@@ -192,7 +193,13 @@ class BatchWriter(ABC):
             chain.failed = chain.failed or error
             raise
 
+    def close(self) -> None:
+        """Refuse to write anything more: nothing may follow the end of the run."""
+        self._is_closed = True
+
     def _check(self) -> None:
+        if self._is_closed:
+            raise Conflict(problem="the run has ended")
         if self._chain.failed is not None:
             raise self._chain.failed
 

@@ -64,6 +64,7 @@ async def complete_run(
     run = replace(buffer.run, status="waiting" if is_waiting else "completed")
     _end(batch, run, host)
     await buffer.write(batch)
+    buffer.close()
     host.close(run, None)
     return questions
 
@@ -108,6 +109,7 @@ async def fail_run(buffer: Buffer, host: RunHost, error: BaseException, threads:
         with suppress(HoldfastError):  # the error that ended the run is the one to raise
             run = await _write_failure(buffer, host, failure)
     host.close(run, buffer.failed)
+    buffer.close()
     await stop.deliver()
 
 

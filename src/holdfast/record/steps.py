@@ -25,7 +25,7 @@ from holdfast.record.offloader import MediaOffloader
 from holdfast.record.probes import LIMIT_SECONDS, Done, NotDone, Probe, ProbeAnswer, ask_probe
 from holdfast.record.retries import Pause, Retry
 from holdfast.record.step_requests import StepPolicy, StepRequest
-from holdfast.record.threads import RunThreads, ThreadedCall
+from holdfast.record.threads import DelayedStop, RunThreads, ThreadedCall
 from holdfast.record.undo import Undo, UndoFunction, find_undo, undo_record
 from holdfast.record.waits import Wait
 from holdfast.store import Store
@@ -74,6 +74,8 @@ class Steps:
     _replayed: asyncio.Event = field(default_factory=asyncio.Event)
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
     _task: "asyncio.Task[Any] | None" = None
+    _tasks: Counter["asyncio.Task[Any]"] = field(default_factory=Counter["asyncio.Task[Any]"])
+    """The tasks that run steps, and how many each: a step may run others."""
     closed: bool = False
     _failures: list[str] = field(default_factory=list[str])
     """The entries of steps that failed or have an unknown outcome, in the order in which the code received the errors."""
@@ -92,6 +94,7 @@ class Steps:
         """Record the `step` calls of the code in this block as steps of this call. Raises `StepsDiffer` if it ends before its recorded steps.
 
         When the code ends or fails, waits for steps that still run, such as the others in a `gather`, so that their outcomes are recorded.
+        When it is cancelled, cancels them, and waits until they have ended.
         """
         self._task = asyncio.current_task()
         token = _current.set(self)
@@ -99,10 +102,13 @@ class Steps:
         try:
             try:
                 yield
-            except (Exception, Suspended):
-                await self._idle()
+            except asyncio.CancelledError:
+                await self._stop()
                 raise
-            await self._idle()
+            except (Exception, Suspended):
+                await self._finish()
+                raise
+            await self._finish()
         finally:
             self.closed = True
             _current.reset(token)
@@ -132,15 +138,49 @@ class Steps:
         since = [self._failures.index(entry) for entry in entries if entry in self._failures]
         return list(dict.fromkeys([*entries, *(self._failures[min(since) :] if since else ())]))
 
-    async def _idle(self) -> None:
-        """Wait until no step runs, so that all outcomes are known."""
-        while self._running:
+    async def _finish(self) -> None:
+        """Wait until no step runs, so that all outcomes are known. Then stop those that pause before they are tried again."""
+        try:
+            while self._running:
+                self._ended.clear()
+                await self._ended.wait()
+        finally:
+            await self._stop()
+
+    async def _stop(self) -> None:
+        """Cancel the steps that other tasks still run, such as those of a `gather`, and wait until they have ended."""
+        self.closed = True
+        stop = DelayedStop()
+        cancelled: set[asyncio.Task[Any]] = set()
+        while others := [task for task in self._tasks if task is not self._task]:
+            for task in others:
+                if task not in cancelled:
+                    task.cancel()
+            cancelled.update(others)
             self._ended.clear()
-            await self._ended.wait()
+            await stop.wait_for(asyncio.create_task(self._ended.wait()))
+        await stop.deliver()
 
     async def run(self, request: StepRequest) -> Any:
         """Run a step, or return its recorded result."""
         request = self._placed(request)
+        with self._counted():
+            return await self._run(request)
+
+    @contextmanager
+    def _counted(self) -> Generator[None, None, None]:
+        """Let the end of the call or turn wait for this task."""
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._tasks[task] += 1
+        try:
+            yield
+        finally:
+            self._tasks[task] -= 1
+            if not self._tasks[task]:
+                del self._tasks[task]
+            self._ended.set()
+
+    async def _run(self, request: StepRequest) -> Any:
         if request.undo is not None:
             self.buffer.keep_undoable()
         known = self._recorded.pop(request.entry, None)
@@ -182,7 +222,8 @@ class Steps:
         ref = effect.run_id, effect.call_id
         self._running[ref] = effect
         try:
-            yield
+            with self._counted():
+                yield
         finally:
             self._running.pop(ref, None)
             self._ended.set()
