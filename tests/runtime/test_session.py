@@ -12,9 +12,10 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from holdfast import Store, open_store
 from holdfast.config import load_settings
-from holdfast.errors import BadInput, StoreFull, TurnInProgress
+from holdfast.errors import BadInput, SessionExists, StoreFull, TurnInProgress
 from holdfast.ids import new_id
 from holdfast.record import buffer
+from holdfast.record.forking import fork
 from holdfast.record.open_calls import is_provider_valid
 from holdfast.record.resume_point import find_resume_point
 from holdfast.runtime import AgentSetup, Worker, current_session
@@ -399,8 +400,8 @@ async def test_a_fork_onto_the_id_of_another_session_fails(store: Store, session
     taken = (await store.create_session(agent="agent", owner="somebody else")).id
     async with working(store, Agent(echo(), name="agent")):
         await ended(store, await send(store, session, "hi"))
-        fork = await store.submit(session, "fork", json.dumps({"session_id": taken}))
-        failed = await ended(store, fork)
+        forking = await store.submit(session, "fork", json.dumps({"session_id": taken}))
+        failed = await ended(store, forking)
         assert failed.state == "failed"
         assert "already exists" in str(failed.reason)
         assert "forked" not in await kinds(store, session)
@@ -408,6 +409,24 @@ async def test_a_fork_onto_the_id_of_another_session_fails(store: Store, session
         again = await store.submit(session, "fork", json.dumps({"session_id": new_id()}))
         assert (await ended(store, again)).state == "done"
     assert await store.check() == []
+
+
+async def test_a_fork_that_was_cut_off_is_not_made_again_if_its_session_has_continued(
+    store: Store, session: str
+):
+    """Its worker died after the new session was there, and before the end of the fork was written."""
+    async with working(store, Agent(echo(), name="agent")):
+        await ended(store, await send(store, session, "one"))
+        first = (await find_resume_point(store, session, None)).checkpoint
+        await ended(store, await send(store, session, "two"))
+    assert first is not None
+    asked = await store.submit(session, "fork")
+    made = await fork(store, first, session_id=asked.id, submission_id=asked.id)
+    async with working(store, Agent(echo(), name="agent")):
+        assert (await ended(store, asked)).state == "done"
+    assert said((await find_resume_point(store, made, None)).messages) == ["one"]
+    with pytest.raises(SessionExists):
+        await fork(store, first, session_id=asked.id, submission_id="another")
 
 
 async def test_a_message_interrupts_only_the_turn_that_was_running(store: Store, session: str):

@@ -1,7 +1,7 @@
 """Copy a history into a new session, atomically."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -32,7 +32,8 @@ async def fork(
     """Copy the history of a checkpoint into a new session and return its id. From then on the two are independent.
 
     Media is not copied: both sessions refer to it, and it is kept while either of them exists. With a `submission_id`, the fork
-    is idempotent: a second call with the same `submission_id` and `session_id` returns the same session. Raises `SessionExists`
+    is idempotent: a second call with the same `submission_id` and `session_id` returns the same session, even if its checkpoint is
+    a later one. Raises `SessionExists`
     if the id is taken, and, with the source's `lease`, `LeaseLost`. Copies nothing if the source is cleaned or erased meanwhile.
     """
     source = await store.session(checkpoint.session_id)
@@ -61,17 +62,18 @@ async def fork(
             detail=json.dumps(origin),
         )
     except SessionExists:
-        if submission_id is None or not await _is_fork(store, forked, origin):
+        if submission_id is None or not await _is_fork(store, forked, source.id, submission_id):
             raise
     return forked
 
 
-async def _is_fork(store: Store, session_id: str, origin: Mapping[str, str | None]) -> bool:
-    """Return whether this same fork has already created the session, and its response was lost."""
+async def _is_fork(store: Store, session_id: str, source_id: str, submission_id: str) -> bool:
+    """Return whether this submission has already created the session, and its end was not written. The source may have continued since."""
     cursor = None
     while True:
         page = await store.audit_log(session_id=session_id, cursor=cursor)
-        if any(entry.action == _FORK and json.loads(entry.detail) == origin for entry in page.items):
+        forks = [json.loads(entry.detail) for entry in page.items if entry.action == _FORK]
+        if any((fork["session_id"], fork["submission_id"]) == (source_id, submission_id) for fork in forks):
             return True
         cursor = page.next_cursor
         if cursor is None:
