@@ -55,7 +55,7 @@ class Delegate:
         steps = current_steps()
         if (
             steps is None
-            or steps.closed
+            or steps.tasks.closed
             or steps.buffer is not outer
             or ledger.current_call.get() != steps.ref
         ):

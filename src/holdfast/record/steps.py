@@ -25,7 +25,8 @@ from holdfast.record.offloader import MediaOffloader
 from holdfast.record.probes import LIMIT_SECONDS, Done, NotDone, Probe, ProbeAnswer, ask_probe
 from holdfast.record.retries import Pause, Retry
 from holdfast.record.step_requests import StepPolicy, StepRequest
-from holdfast.record.threads import DelayedStop, RunThreads, ThreadedCall
+from holdfast.record.step_tasks import StepTasks
+from holdfast.record.threads import RunThreads, ThreadedCall
 from holdfast.record.undo import Undo, UndoFunction, find_undo, undo_record
 from holdfast.record.waits import Wait
 from holdfast.store import Store
@@ -72,11 +73,7 @@ class Steps:
     _requested: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     _running: dict[CallRef, Effect] = field(default_factory=dict[CallRef, Effect])
     _replayed: asyncio.Event = field(default_factory=asyncio.Event)
-    _ended: asyncio.Event = field(default_factory=asyncio.Event)
-    _task: "asyncio.Task[Any] | None" = None
-    _tasks: Counter["asyncio.Task[Any]"] = field(default_factory=Counter["asyncio.Task[Any]"])
-    """The tasks that run steps, and how many each: a step may run others."""
-    closed: bool = False
+    tasks: StepTasks = field(default_factory=StepTasks)
     _failures: list[str] = field(default_factory=list[str])
     """The entries of steps that failed or have an unknown outcome, in the order in which the code received the errors."""
 
@@ -96,21 +93,21 @@ class Steps:
         When the code ends or fails, waits for steps that still run, such as the others in a `gather`, so that their outcomes are recorded.
         When it is cancelled, cancels them, and waits until they have ended.
         """
-        self._task = asyncio.current_task()
+        self.tasks.begin()
         token = _current.set(self)
         keys = ledger.renewed_keys.set({(self.ref[0], place): self._key(place) for place in self.renewed})
         try:
             try:
                 yield
             except asyncio.CancelledError:
-                await self._stop()
+                await self.tasks.stop()
                 raise
             except (Exception, Suspended):
-                await self._finish()
+                await self.tasks.finish(self._running)
                 raise
-            await self._finish()
+            await self.tasks.finish(self._running)
         finally:
-            self.closed = True
+            self.tasks.closed = True
             _current.reset(token)
             ledger.renewed_keys.reset(keys)
         for entry, effect in self._recorded.items():
@@ -138,47 +135,11 @@ class Steps:
         since = [self._failures.index(entry) for entry in entries if entry in self._failures]
         return list(dict.fromkeys([*entries, *(self._failures[min(since) :] if since else ())]))
 
-    async def _finish(self) -> None:
-        """Wait until no step runs, so that all outcomes are known. Then stop those that pause before they are tried again."""
-        try:
-            while self._running:
-                self._ended.clear()
-                await self._ended.wait()
-        finally:
-            await self._stop()
-
-    async def _stop(self) -> None:
-        """Cancel the steps that other tasks still run, such as those of a `gather`, and wait until they have ended."""
-        self.closed = True
-        stop = DelayedStop()
-        cancelled: set[asyncio.Task[Any]] = set()
-        while others := [task for task in self._tasks if task is not self._task]:
-            for task in others:
-                if task not in cancelled:
-                    task.cancel()
-            cancelled.update(others)
-            self._ended.clear()
-            await stop.wait_for(asyncio.create_task(self._ended.wait()))
-        await stop.deliver()
-
     async def run(self, request: StepRequest) -> Any:
         """Run a step, or return its recorded result."""
         request = self._placed(request)
-        with self._counted():
+        with self.tasks.counted():
             return await self._run(request)
-
-    @contextmanager
-    def _counted(self) -> Generator[None, None, None]:
-        """Let the end of the call or turn wait for this task."""
-        task = cast("asyncio.Task[Any]", asyncio.current_task())
-        self._tasks[task] += 1
-        try:
-            yield
-        finally:
-            self._tasks[task] -= 1
-            if not self._tasks[task]:
-                del self._tasks[task]
-            self._ended.set()
 
     async def _run(self, request: StepRequest) -> Any:
         if request.undo is not None:
@@ -222,11 +183,11 @@ class Steps:
         ref = effect.run_id, effect.call_id
         self._running[ref] = effect
         try:
-            with self._counted():
+            with self.tasks.counted():
                 yield
         finally:
             self._running.pop(ref, None)
-            self._ended.set()
+            self.tasks.changed()
 
     async def annotate(self, ref: CallRef, summary: str | None, key: str | None) -> bool:
         """Annotate a running step; return whether it is one."""
@@ -241,7 +202,7 @@ class Steps:
 
     def _placed(self, request: StepRequest) -> StepRequest:
         """Assign a step the next position for its name. Raises `BadInput` after the end of the call or turn."""
-        if self.closed:
+        if self.tasks.closed:
             raise BadInput(problem=f"step {request.name!r} was started after its tool call or turn had ended")
         if self.check is not None:
             self.check()
@@ -254,7 +215,7 @@ class Steps:
 
     async def finish_replay(self, asked: str) -> None:
         """Let concurrent code repeat its recorded steps before a new one runs. Raises `StepsDiffer` if it does not."""
-        alone = asyncio.current_task() is self._task  # then no other part of the code can be about to ask
+        alone = self.tasks.is_main  # then no other part of the code can be about to ask
         while self._recorded:
             self._replayed.clear()
             with suppress(TimeoutError):
@@ -351,7 +312,7 @@ class Steps:
                     return await self._complete(request, self._running[request.ref], value)
                 finally:
                     self._running.pop(request.ref, None)
-                    self._ended.set()
+                    self.tasks.changed()
 
     async def _complete(
         self, request: StepRequest, effect: Effect, value: Any, *, probed: bool = False

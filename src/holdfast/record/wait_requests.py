@@ -61,7 +61,7 @@ async def _wait(
     The time that was recorded when it began counts, not the one that the code requests when it runs again.
     """
     what = "`sleep`" if kind == "sleep" else f"`signal({name!r})`"
-    if steps.closed:
+    if steps.tasks.closed:
         raise BadInput(problem=f"{what} was called after its tool call or turn had ended")
     if steps.check is not None:
         steps.check()
