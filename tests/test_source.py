@@ -12,6 +12,7 @@ PUBLIC = {
     "client/sync.py: create_schedule",
     "importers/harness.py: import_harness",
     "importers/ml_intern.py: import_ml_intern",
+    "operations/usage.py: read_usage",
     "record/capability.py: __init__",
     "retention/clean.py: clean",
     "retention/erase.py: erase",

@@ -3,10 +3,12 @@
 import difflib
 import ipaddress
 import os
+from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -18,14 +20,46 @@ from pydantic_settings import (
 from holdfast.errors import BadSettings
 from holdfast.ids import is_token
 from holdfast.logs import LogFormat
-from holdfast.policy import RetentionPolicy, check_names, parse
+from holdfast.policy import RetentionPolicy, check_names, parse, read_json
 
 PREFIX = "HOLDFAST_"
 FILE = Path("holdfast.toml")
 _FOR_TESTS = f"{PREFIX}TEST_"
 """Variables with this prefix belong to the test suite; they are not settings."""
+_Dollars: TypeAlias = Annotated[Decimal, Field(ge=0, le=1_000_000)]
 _FOREIGN = "OH_"
 """The prefix of the variables of the OpenHands agent server."""
+
+
+class _Tokens(Protocol):
+    """The tokens of a model request."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_tokens: int
+    cache_write_tokens: int
+
+
+class Price(BaseModel):
+    """The price of a model, in dollars for a million tokens. Tokens from and for the cache cost like others unless they have prices."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    input: _Dollars
+    output: _Dollars
+    cache_read: _Dollars | None = None
+    cache_write: _Dollars | None = None
+
+    def of(self, usage: _Tokens) -> Decimal:
+        """Return the cost of a request in dollars. Its input includes the tokens from and for the cache."""
+        read, write = max(0, usage.cache_read_tokens), max(0, usage.cache_write_tokens)
+        parts = (
+            (max(0, usage.input_tokens - read - write), self.input),
+            (max(0, usage.output_tokens), self.output),
+            (read, self.input if self.cache_read is None else self.cache_read),
+            (write, self.input if self.cache_write is None else self.cache_write),
+        )
+        return sum((tokens * price for tokens, price in parts), Decimal()) / 1_000_000
 
 
 class Settings(BaseSettings):
@@ -137,6 +171,13 @@ class Settings(BaseSettings):
         None,
         description="How long a submission that has ended is kept. By default it is kept with its session.",
     )
+    prices: Annotated[Mapping[str, Price], NoDecode] = Field(
+        {},
+        description="Prices of models by name, as JSON, in dollars for a million tokens. They override the known prices.",
+    )
+    usage_retention_days: Annotated[int, Field(ge=1, le=36500)] | None = Field(
+        None, description="How long the sums of usage are kept. By default they are kept indefinitely."
+    )
     stream_comment_seconds: Annotated[float, Field(ge=1)] = Field(
         15.0, description="How often an idle event stream sends a keep-alive comment."
     )
@@ -147,6 +188,18 @@ class Settings(BaseSettings):
         """Parse the JSON of the environment, and turn a list, as the file has it, into a tuple."""
         result = parse(given) if isinstance(given, str) else given
         return tuple(result) if isinstance(result, list) else result  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+    @field_validator("prices", mode="before")
+    @classmethod
+    def _read_prices(cls, given: Any) -> Any:
+        """Parse the JSON of the environment."""
+        if not isinstance(given, str):
+            return given
+        try:
+            return read_json(given)
+        except ValueError as error:
+            message = f'it must be JSON, such as {{"name": {{"input": 0.4, "output": 1.6}}}}: {error}'
+            raise ValueError(message) from None
 
     @field_validator("retention")
     @classmethod
@@ -227,7 +280,8 @@ def _complaint(place: tuple[int | str, ...], kind: str, message: str) -> str:
     if len(place) > 1:
         message = f"{''.join(f'[{part}]' if isinstance(part, int) else f'.{part}' for part in place[1:])}: {message}"
         if kind == "extra_forbidden":
-            message += f"; valid fields: {', '.join(RetentionPolicy.model_fields)}"
+            valid = Price.model_fields if name == "prices" else RetentionPolicy.model_fields
+            message += f"; valid fields: {', '.join(valid)}"
     elif kind == "extra_forbidden":
         return (
             f"Unknown setting in {FILE}: {name}. Known settings: {', '.join(sorted(Settings.model_fields))}."

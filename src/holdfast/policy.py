@@ -119,8 +119,8 @@ def match_policy(
     return None
 
 
-def parse(text: str) -> list[Any]:
-    """Read policies from JSON. Reject duplicate keys."""
+def read_json(text: str) -> Any:
+    """Read the JSON of a setting. Reject duplicate keys."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
@@ -130,10 +130,15 @@ def parse(text: str) -> list[Any]:
         return result
 
     try:
-        value: Any = json.loads(text, object_pairs_hook=once)
+        return json.loads(text, object_pairs_hook=once)
     except RecursionError:
         message = "it is nested too deeply"
         raise ValueError(message) from None
+
+
+def parse(text: str) -> list[Any]:
+    """Read policies from JSON."""
+    value = read_json(text)
     if not isinstance(value, list):
         message = 'it must be a list of policies: [{"agent": …, "idle_days": …, "action": …}]'
         raise ValueError(message)  # noqa: TRY004 - pydantic turns a ValueError into a validation error

@@ -235,6 +235,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "duties": ("name",),
     "submissions": ("session_id", "position"),
     "schedules": ("id",),
+    "usage": ("session_id", "day", "agent", "model"),
     "runs": ("session_id", "id"),
     "events": ("session_id", "seq"),
     "drafts": ("session_id", "run_id", "part"),
@@ -281,6 +282,15 @@ SHARED: Final = {
             " last_session_id id?, last_submission_id id?, created_at time, version count",
             overlap=OVERLAPS,
             catch_up=CATCH_UPS,
+        ),
+    ),
+    "usage": Table(
+        "usage",
+        ("session_id", "day", "agent", "model"),
+        _columns(
+            "session_id id, day count, agent text, model text, owner text, requests count, unpriced count, input_tokens count,"
+            " output_tokens count, cache_read_tokens count, cache_write_tokens count, cost_nanos count, tool_calls count,"
+            " working_us count",
         ),
     ),
     "commands": replace(BY_NAME["commands"], only=(("session_id", None),)),

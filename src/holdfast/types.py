@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Generic, Literal, TypeAlias, TypeVar, get_args
 
+from holdfast.usage import Usage
+
 Json: TypeAlias = str
 Status: TypeAlias = Literal[
     "idle", "queued", "running", "waiting", "sleeping", "cleaning", "cleaned", "moved", "failed"
@@ -342,7 +344,7 @@ class Batch:
 
     `drafts_done` names the runs whose drafts are now complete messages. `records_dropped` has the kinds and keys of the records to
     delete. `blobs` are the SHA-256s of the media that its
-    messages, effects and events refer to; from now on the session keeps them alive. `release` releases the session
+    messages, effects and events refer to; from now on the session keeps them alive. `usage` is added to the sums of the day. `release` releases the session
     in the same transaction, with a `status` that is not running. `continue_at` is when a turn that waits continues without an answer; its
     host adds it to the submission. `error` is the reason for the status `failed`; the session keeps
     its first 1,000 characters. A batch of a `chain` is written only if no earlier one failed.
@@ -359,6 +361,7 @@ class Batch:
     records: Sequence[Record] = ()
     records_dropped: Sequence[tuple[str, str]] = ()
     blobs: Sequence[str] = ()
+    usage: Sequence[Usage] = ()
     status: Status | None = None
     waiting_for: str | None = None
     continue_at: datetime | None = None

@@ -163,6 +163,11 @@ schedule times none
 schedule delete named
 schedule delete named
 audit --limit 1
+usage --by agent,model
+usage --by owner --agent none
+usage --by month
+usage --by day --from tomorrow
+usage --by day --from 2026-02-01 --to 2026-01-01
 workers
 sweep
 """
@@ -175,6 +180,7 @@ _CHANGING = {
     "first_seq": "<number>",
     "next_cursor": "<cursor>",
     "idle_seconds": "<seconds>",
+    "seconds": "<seconds>",
 }
 
 

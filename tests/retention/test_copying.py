@@ -16,6 +16,7 @@ from holdfast.schedules import ScheduleTerms
 from holdfast.store import Store, open_store
 from holdfast.tables import SHARED
 from holdfast.types import Batch, SubmissionChange
+from holdfast.usage import Usage
 from tests.builders import claim, held_session
 from tests.conftest import Engine
 from tests.promises.sessions import fill
@@ -219,6 +220,29 @@ async def test_schedules_continue_only_in_the_copy(engine: Engine, direction: st
         await undo_copy(source, target)
         assert not (await source.schedule(running.id)).moved
         assert (await source.schedule(paused.id)).moved
+
+
+async def test_usage_is_copied_before_a_session_continues(engine: Engine):
+    async with two_stores(engine, "out of") as (source, target):
+        session_id, _ = await waiting_session(source)
+        await use(source, session_id)
+        assert (await copy(source, target, actor="ada")).failed == ()
+        await use(target, session_id)
+        assert (await copy(source, target, actor="ada")).failed == (), "it continues in the target"
+        assert [row["requests"] for row in await all_shared(target, "usage")] == [2]
+        assert [row["requests"] for row in await all_shared(source, "usage")] == [1]
+        (row,) = await all_shared(source, "usage")
+        await source.add_shared_rows("usage", [{**row, "session_id": "later"}])
+        await target.add_shared_rows("usage", [{**row, "session_id": "later", "requests": 0}])
+        assert (await copy(source, target, actor="ada")).failed == (), "an earlier copy had less"
+        assert [row["requests"] for row in await all_shared(target, "usage")] == [2, 1]
+
+
+async def use(store: Store, session_id: str) -> None:
+    holder = await store.join("worker", ttl=60)
+    lease = await store.acquire(session_id, holder)
+    await store.write(lease, Batch(usage=[Usage(agent="scribe", model="m", requests=1)]))
+    await store.leave(holder)
 
 
 async def test_every_table_is_copied(store: Store):

@@ -28,10 +28,12 @@ from holdfast.retention import (
     sweeper,
 )
 from holdfast.retention.archive import Archive, verify_archive
+from holdfast.retention.sweep import is_configured
 from holdfast.retention.sweeper import pause, sweeping
 from holdfast.retention.sweeper import until as until_time
 from holdfast.store import Store, open_store
 from holdfast.types import Batch, Run
+from holdfast.usage import Usage
 from tests.builders import until
 from tests.conftest import Engine
 from tests.promises.sessions import fill
@@ -422,3 +424,18 @@ async def test_a_sweep_at_a_time_of_day_waits_for_it(engine: Engine, monkeypatch
             await until(is_swept)
         assert asked == ["03:30", "03:30"]
         assert (await store.session(session_id)).status == "cleaned"
+
+
+async def test_old_usage_goes_too(engine: Engine):
+    async with governed(engine, usage_retention_days=30) as store:
+        assert is_configured(store)
+        session_id = await fill(store, open_media(store=store), ["hello"])
+        holder = await store.join("worker", ttl=60)
+        lease = await store.acquire(session_id, holder)
+        await store.write(lease, Batch(usage=[Usage(agent="agent", model="m", requests=1)]))
+        await store.leave(holder)
+        (row,) = await store.shared_rows("usage")
+        await store.add_shared_rows("usage", [{**row, "day": row["day"] - n} for n in (29, 31, 400)])
+        done, _ = await swept(store)
+        assert done.usage == 2
+        assert len((await store.usage(["day"])).items) == 2

@@ -107,3 +107,5 @@ async def test_the_model_of_the_session_writes_the_summary_and_its_tokens_are_on
     facts = json.loads(request.payload)
     assert (facts["model"], facts["usage"]["input_tokens"]) == ("small-1", 7)
     assert "small talk" in said((await find_resume_point(store, session, None)).messages)[0]
+    usage = {each.model: each.input_tokens for each in (await store.usage(["model"])).items}
+    assert usage["small-1"] == 14, "for the message and for the summary"

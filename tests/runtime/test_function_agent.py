@@ -474,3 +474,35 @@ async def test_a_step_that_pauses_before_it_is_tried_again_does_not_run_after_th
                 await turn.result(timeout=20)
             await asyncio.sleep(0.5)
     assert done == ["tried"]
+
+
+async def test_a_function_counts_its_requests_once(memory: Store):
+    @holdfast.agent("clerk")
+    async def clerk(turn: Turn) -> None:
+        async def request() -> str:
+            turn.count_request("m", input_tokens=10, output_tokens=2, tool_calls=1, cost=0.25)
+            return "answer"
+
+        await turn.step("request", request)
+        await turn.ask("Go on?")
+        for bad in (-1, 1.5, True, 10**13):
+            with pytest.raises(BadInput, match="must be integers"):
+                turn.count_request("m", input_tokens=bad)  # pyright: ignore[reportArgumentType]
+        for bad in (-1, float("nan"), float("inf"), 1e300):
+            with pytest.raises(BadInput, match="cost of a request"):
+                turn.count_request("m", cost=bad)
+        await turn.answer("done")
+
+    async with connect(memory, agents=[clerk]) as hf:
+        session = await hf.session("s", agent=clerk)
+        turn = await session.send("hello")
+        with pytest.raises(ApprovalNeeded) as asked:
+            await turn.result(timeout=20)
+        await session.approve(asked.value.calls[0].call_id)
+        assert await turn.result(timeout=20) == "done"
+        usage = [each async for each in hf.usage(["agent", "model"], session_id="s")]
+    counted = [
+        (each.model, each.requests, each.input_tokens, each.tool_calls, each.cost_usd) for each in usage
+    ]
+    assert counted == [("", 0, 0, 0, 0), ("m", 1, 10, 1, 0.25)]
+    assert usage[0].seconds > 0

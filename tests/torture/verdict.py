@@ -16,10 +16,12 @@ from holdfast.record import is_provider_valid
 from holdfast.record.resume_point import find_resume_point
 from holdfast.store import Store
 from holdfast.types import Effect, Event, Submission
+from holdfast.usage import UsageFilter
 from tests.torture.app import POLICIES, answer, call_id, effects_folder
 from tests.torture.clients import Clients, Fork, Reader, Sent, digest
 
 _UNKNOWN = "it is unknown whether it took effect"
+USAGE = "usage that differs from the record"
 _OF_A_RUN = ("run_", "model_request_", "tool_call_", "step_", "message")
 _ATTEMPTS = 5
 _DID = re.compile(r"did (\S+) at epoch (\d+)")
@@ -44,6 +46,7 @@ class Verdict:
                 "gaps or duplicates seen by clients",
                 "events seen by clients and not in the store",
                 "timers that fired early, or waits that ended twice",
+                USAGE,
                 "sessions stuck",
                 "forks that are missing or not whole",
                 "histories that no provider would take",
@@ -126,6 +129,11 @@ async def _judge_session(
     events = await _all_events(store, session.id)
     verdict.counts["events"] += len(events)
     verdict.counts["epochs"] += session.epoch
+    requests = sum(event.kind == "model_request_completed" for event in events)
+    counted = (await store.usage((), UsageFilter(session_id=session.id))).items
+    verdict.counts["model requests"] += requests
+    if requests != (found := sum(usage.requests for usage in counted)):
+        verdict.add(USAGE, [f"{session.id}: {found} requests counted, {requests} on record"])
     if [event.seq for event in events] != list(range(1, session.seq + 1)):
         verdict.add("gaps or duplicates in the store", [f"{session.id}: {len(events)} of {session.seq}"])
     _judge_reader(reader, events, verdict)

@@ -438,6 +438,11 @@ export interface SubmissionDetailItems {
   next_cursor?: string | null;
 }
 
+export interface UsageInfoItems {
+  items: Array<UsageInfo>;
+  next_cursor?: string | null;
+}
+
 export interface WorkerInfoItems {
   items: Array<WorkerInfo>;
   next_cursor?: string | null;
@@ -903,6 +908,8 @@ export interface SweepResult {
   submissions: number;
   shell_events: number;
   blobs: number;
+  /** Deleted sums of usage. */
+  usage: number;
   dry_run: boolean;
   /** Whether more sessions may be due, because the limit was reached or the sweep ended early. */
   more: boolean;
@@ -965,6 +972,35 @@ export interface UndoTarget {
 export interface UnsettledCall {
   run_id: string;
   call_id: string;
+}
+
+/** What was used on one day, by one owner, agent or session, with one model, or a combination of these. Sums have no content. */
+export interface UsageInfo {
+  /** In UTC; null unless grouped by day. */
+  day: string | null;
+  /** Null unless grouped by owner. */
+  owner: string | null;
+  /** Null unless grouped by agent. */
+  agent: string | null;
+  /** The requested model; null unless grouped by model. Empty for the work of runs without a model. */
+  model: string | null;
+  /** Null unless grouped by session. */
+  session_id: string | null;
+  /** Completed model requests. */
+  requests: number;
+  /** How many of them have no known cost. */
+  unpriced: number;
+  /** Includes the tokens from and for the cache. */
+  input_tokens: number;
+  output_tokens: number;
+  cache_read_tokens: number;
+  cache_write_tokens: number;
+  /** The known cost in dollars. */
+  cost_usd: number;
+  /** Tool calls that the models requested. */
+  tool_calls: number;
+  /** How long runs worked. Runs at the same time add up. */
+  seconds: number;
 }
 
 /** A worker or another holder of sessions. */

@@ -109,6 +109,7 @@ class SweepResult(BaseModel):
     submissions: int
     shell_events: int
     blobs: int
+    usage: int = Field(description="Deleted sums of usage.")
     dry_run: bool
     more: bool = Field(
         description="Whether more sessions may be due, because the limit was reached or the sweep ended early."

@@ -76,9 +76,9 @@ def _show(done: "SweepResult") -> None:
             echo(f"failed: {one_line(outcome.problem)}", err=True)
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(done.outcomes.items()))
     echo(f"Due: {counts or 'nothing'}.")
-    if done.submissions or done.shell_events or done.blobs:
+    if done.submissions or done.shell_events or done.blobs or done.usage:
         echo(
-            f"Deleted: {done.submissions} submissions, {done.shell_events} shell events, {done.blobs} blobs."
+            f"Deleted: {done.submissions} submissions, {done.shell_events} shell events, {done.blobs} blobs, {done.usage} sums of usage."
         )
     if done.problem:
         echo(f"The sweep ended early: {done.problem}", err=True)

@@ -1,7 +1,8 @@
 """The sessions of one store or one API server."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import suppress
+from datetime import date
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from holdfast.api.models import (
@@ -17,6 +18,7 @@ from holdfast.api.models import (
 )
 from holdfast.api.retention import SweepResult
 from holdfast.api.schedules import ScheduleInfo
+from holdfast.api.usage import UsageInfo
 from holdfast.client.output import OutputType, output_type_of
 from holdfast.client.run import RunHandle
 from holdfast.client.schedule import ScheduleHandle
@@ -27,6 +29,7 @@ from holdfast.errors import BadInput, Conflict, SessionExists
 from holdfast.ids import check_id
 from holdfast.schedules import CatchUp, Overlap
 from holdfast.types import Status
+from holdfast.usage import UsageGroup
 
 if TYPE_CHECKING:
     from pydantic_ai import Agent
@@ -213,6 +216,31 @@ class Client:
     def schedules(self, *, owner: str | None = None) -> AsyncGenerator[ScheduleInfo, None]:
         """Yield the schedules, in the order of their ids. `owner` is ignored unless you are an administrator."""
         return self._transport.items(ScheduleInfo, "/api/schedules", {"owner": owner})
+
+    def usage(
+        self,
+        by: Collection[UsageGroup] = ("day",),
+        *,
+        first: date | None = None,
+        last: date | None = None,
+        owner: str | None = None,
+        agent: str | None = None,
+        model: str | None = None,
+        session_id: str | None = None,
+    ) -> AsyncGenerator[UsageInfo, None]:
+        """Yield the usage of each day, owner, agent, model or session, or of a combination of these; with an empty `by`, one sum of all.
+
+        `first` and `last` are the days to include, in UTC. `owner` is ignored unless you are an administrator.
+        """
+        params = {
+            "by": ",".join(by),
+            "owner": owner,
+            "agent": agent,
+            "model": model,
+            "session_id": session_id,
+        }
+        params |= {"first": first and first.isoformat(), "last": last and last.isoformat(), "limit": 1000}
+        return self._transport.items(UsageInfo, "/api/usage", params)
 
     async def inbox(self) -> Inbox:
         """Return the sessions that wait for a person, longest wait first."""

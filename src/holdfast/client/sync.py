@@ -1,8 +1,8 @@
 """The blocking client. `scripts/make_sync.py` generates this file from the asynchronous client; do not edit it."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
@@ -38,6 +38,7 @@ from holdfast.api.shell import (
     SessionCommand,
 )
 from holdfast.api.submissions import SubmissionDetail, SubmissionInfo
+from holdfast.api.usage import UsageInfo
 from holdfast.approval import ApprovalRequest
 from holdfast.client.client import Client
 from holdfast.client.connection import connect
@@ -51,6 +52,7 @@ from holdfast.events import DraftText, SessionEvent
 from holdfast.schedules import CatchUp, Overlap
 from holdfast.store import Store
 from holdfast.types import CheckpointKind, Status, SubmissionState, WhenBusy
+from holdfast.usage import UsageGroup
 
 if TYPE_CHECKING:
     from pydantic_ai import Agent
@@ -679,6 +681,27 @@ class SyncClient(SyncHandle[Client]):
     def schedules(self, *, owner: str | None = None) -> Generator[ScheduleInfo, None, None]:
         """Yield the schedules, in the order of their ids. `owner` is ignored unless you are an administrator."""
         return self._loop.iterate(self._handle.schedules(owner=owner))
+
+    def usage(
+        self,
+        by: Collection[UsageGroup] = ("day",),
+        *,
+        first: date | None = None,
+        last: date | None = None,
+        owner: str | None = None,
+        agent: str | None = None,
+        model: str | None = None,
+        session_id: str | None = None,
+    ) -> Generator[UsageInfo, None, None]:
+        """Yield the usage of each day, owner, agent, model or session, or of a combination of these; with an empty `by`, one sum of all.
+
+        `first` and `last` are the days to include, in UTC. `owner` is ignored unless you are an administrator.
+        """
+        return self._loop.iterate(
+            self._handle.usage(
+                by, first=first, last=last, owner=owner, agent=agent, model=model, session_id=session_id
+            )
+        )
 
     def inbox(self) -> Inbox:
         """Return the sessions that wait for a person, longest wait first."""

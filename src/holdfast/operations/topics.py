@@ -13,6 +13,7 @@ _TOPICS = (
     "runs",
     "workers",
     "inbox",
+    "usage",
     "credentials",
     "commands",
     "retention",

@@ -25,6 +25,7 @@ from holdfast.record.history import RecordedHistory
 from holdfast.record.offloader import MediaOffloader
 from holdfast.record.open_calls import pending_calls
 from holdfast.record.run_host import RunHost
+from holdfast.record.usage import UsageMeter
 from holdfast.store import Store
 from holdfast.types import Batch, Chain, Checkpoint, CheckpointKind, Effect, Lease, NewEvent, Run
 
@@ -182,7 +183,7 @@ class BatchWriter(ABC):
 
     @abstractmethod
     def _keep(self, batch: Batch) -> None:
-        """Write the events and effects of a batch, without its history, with the next batch."""
+        """Write the events, effects and usage of a batch, without its history, with the next batch."""
 
     async def _write(self, batch: Batch) -> None:
         self._check()
@@ -242,6 +243,7 @@ class Buffer(BatchWriter):
         self._host = host
         self._calls = calls  # has the effects for the next batch
         self._history = history
+        self.meter = UsageMeter(run.agent, store.settings.prices)
         self._events: list[NewEvent] = []  # for the next batch
         self.receiving = asyncio.Lock()
         """Held while a wait receives a signal, so that no other one receives it."""
@@ -379,10 +381,12 @@ class Buffer(BatchWriter):
         batch.events = [*batch.events, *self._events]
         self._calls.changed = [*batch.effects, *self._calls.changed]
         batch.effects = self._calls.take(effects)
+        batch.usage = self.meter.take(batch.usage)
         self._events = []
         return batch
 
     def _keep(self, batch: Batch) -> None:
+        self.meter.give_back(batch.usage)
         self._events = [*(event for event in batch.events if event.message is None), *self._events]
         ended = (
             effect

@@ -52,7 +52,6 @@ from holdfast.record.steps import current_steps
 from holdfast.record.threads import RunThreads
 from holdfast.record.tool_execution import ToolExecution, run_event
 from holdfast.record.undo import AnyUndo, undos_by_name
-from holdfast.record.usage import counted_request
 from holdfast.store import Store, open_store
 from holdfast.tracing import mark_span
 from holdfast.types import Run
@@ -337,14 +336,17 @@ class _Recorder(AbstractCapability[Any]):
         started = run_event(ctx, "model_request_started")
         self.buffer.start(self.buffer.take_step(ctx.messages, "settled", ctx.run_step, started))
         try:
-            response, facts = await counted_request(
-                handler(request_context), agent=self.buffer.run.agent, model=request_context.model.model_name
+            response, counted = await self.buffer.meter.request(
+                handler(request_context), request_context.model.model_name
             )
         except BaseException as error:
             self.buffer.add(run_event(ctx, "model_request_failed", error=ledger.describe(error)))
             raise
-        await self.buffer.join()
-        self.buffer.add(run_event(ctx, "model_request_completed", **facts))
+        try:
+            await self.buffer.join()
+        finally:  # the request was made, even if the run is stopped here
+            self.buffer.meter.add(counted)
+            self.buffer.add(run_event(ctx, "model_request_completed", **counted.facts))
         self._calls.made_by(response)
         return response
 
@@ -429,6 +431,7 @@ class _Recorder(AbstractCapability[Any]):
             calls=self._calls,
             history=history,
         )
+        self.buffer.meter.model = ctx.model.model_name
         started = run_event(ctx, "run_started", agent=agent, parent=self._parent)
         if self.outer is not None and self.outer.is_active:
             self.outer.record_call()

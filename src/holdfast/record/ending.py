@@ -56,6 +56,7 @@ async def complete_run(
     else:
         ending.payload = _output_json(output, messages[-1] if messages else None)
     kind = "interrupted" if pending else "settled"
+    buffer.meter.end()
     batch = buffer.take_step(messages, kind, None, ending, effects=effects, thorough=True)
     batch.status = ("waiting" if questions else "sleeping") if is_waiting else "idle"
     if is_waiting:
@@ -115,6 +116,7 @@ async def fail_run(buffer: Buffer, host: RunHost, error: BaseException, threads:
 
 async def _write_failure(buffer: Buffer, host: RunHost, failure: Failure) -> Run | None:
     """Write the end of the run and return it; None if it has not ended."""
+    buffer.meter.end()
     batch = buffer.take_pending()
     if failure.status is None:
         await buffer.write(batch)

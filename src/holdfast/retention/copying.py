@@ -31,11 +31,12 @@ from holdfast.retention.rehydrate import import_archive
 from holdfast.store import Store
 from holdfast.tables import SHARED
 from holdfast.types import Holder, Session
+from holdfast.usage import USAGE_SUMS
 
 NAME = "copy"
 """The name under which it joins as a holder."""
 _PAGE = 100
-_OTHERS: Final = tuple(name for name in SHARED if name not in {"cleaned", "tombstones"})
+_OTHERS: Final = tuple(name for name in SHARED if name not in {"cleaned", "tombstones", "usage"})
 _RUNNING: Final = b'"ended_at":null'
 
 
@@ -125,8 +126,12 @@ class _Copy:
         self._done = Copied()
 
     async def run(self) -> Copied:
-        """Copy the tombstones first, since they prevent erased sessions from returning, then the sessions, the rest, and the audit last."""
+        """Copy the tombstones first, since they prevent erased sessions from returning, then the sessions, the rest, and the audit last.
+
+        The usage comes before the sessions: one that continues in the target adds to its sums.
+        """
         await self._shared_rows("tombstones")
+        await self._shared_rows("usage")
         async for session in _sessions(self._source):
             if session.status != "cleaned":
                 with self._failing(session.id):
@@ -136,7 +141,7 @@ class _Copy:
                 await self._cleaned(row)
         for name in _OTHERS:
             await self._shared_rows(name)
-        for name in ("tombstones", *_OTHERS):
+        for name in ("tombstones", "usage", *_OTHERS):
             await self._compare(name)
         return self._done
 
@@ -219,7 +224,7 @@ class _Copy:
     async def _compare(self, name: str) -> None:
         """Read the rows of a table in both stores, in order, and report those that are missing or different in the target.
 
-        A schedule may be different: it has moved, and may have continued in the target.
+        A schedule may be different: it has moved, and may have continued in the target. Usage there may have grown.
         """
         key = SHARED[name].key
         async with aclosing(_rows(self._source, name)) as ours, aclosing(_rows(self._target, name)) as theirs:
@@ -228,11 +233,21 @@ class _Copy:
                 place = [row[column] for column in key]
                 while there is not None and [there[column] for column in key] < place:
                     there = await anext(theirs, None)
-                if not (there == row or (name == "schedules" and there and there["id"] == row["id"])):
+                if there is None or not _is_same(name, row, there):
                     self._fail(f"{name} {' '.join(map(str, place))}: missing or different in the target")
 
     def _fail(self, problem: str) -> None:
         self._done = replace(self._done, failed=(*self._done.failed, problem))
+
+
+def _is_same(name: str, row: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
+    """Return whether a row of the target is that of the source, or has continued from it."""
+    if name == "schedules":
+        return there["id"] == row["id"]
+    sums = USAGE_SUMS if name == "usage" else ()
+    return all(
+        there[column] >= row[column] if column in sums else there[column] == row[column] for column in row
+    )
 
 
 async def _has(store: Store, session_id: str) -> bool:

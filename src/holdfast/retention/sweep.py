@@ -56,13 +56,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """The result of a sweep: sessions by outcome, deleted submissions and shell events, and why it ended early."""
+    """The result of a sweep: sessions by outcome, deleted submissions, shell events and sums of usage, and why it ended early."""
 
     dry_run: bool
     outcomes: Mapping[str, int] = field(default_factory=dict[str, int])
     submissions: int = 0
     shell_events: int = 0
     blobs: int = 0
+    usage: int = 0
     problem: str | None = None
     more: bool = False
 
@@ -74,6 +75,7 @@ def is_configured(store: Store) -> bool:
         any(policy.action is not None for policy in settings.retention)
         or settings.submission_retention_seconds is not None
         or settings.shell_retention_seconds is not None
+        or settings.usage_retention_days is not None
     )
 
 
@@ -108,6 +110,7 @@ async def sweep(
             "submissions": done.submissions,
             "shell_events": done.shell_events,
             "blobs": done.blobs,
+            "usage": done.usage,
             "problem": done.problem,
         }
         await store.leave_duty(DUTY, holder, detail=json.dumps(detail))
@@ -141,15 +144,16 @@ class _Sweep:
         self._problem: str | None = None
 
     async def run(self) -> Swept:
-        """Sweep sessions, then submissions and the log of shell commands, then return the freed space."""
+        """Sweep sessions, then submissions, the log of shell commands and old usage, then return the freed space."""
         more = await self._sessions()
-        submissions = shell_events = blobs = 0
+        submissions = shell_events = blobs = usage = 0
         if not more and self._problem is None and not self._dry_run:
             submissions = await self._submissions()
             shell_events = await self._shell()
+            usage = await self._usage()
         if self._released and not self._dry_run:
             blobs = (await collect(self._media)).blobs
-        if self._deletions or submissions or shell_events or blobs:
+        if self._deletions or submissions or shell_events or blobs or usage:
             await give_space_back(self._store)
         return Swept(
             dry_run=self._dry_run,
@@ -157,6 +161,7 @@ class _Sweep:
             submissions=submissions,
             shell_events=shell_events,
             blobs=blobs,
+            usage=usage,
             problem=self._problem,
             more=more,
         )
@@ -273,5 +278,12 @@ class _Sweep:
         while keep is not None and (
             count := await self._store.purge_commands(older_than=keep, limit=_COMMANDS)
         ):
+            deleted += count
+        return deleted
+
+    async def _usage(self) -> int:
+        days = self._store.settings.usage_retention_days
+        deleted = 0
+        while days is not None and (count := await self._store.drop_usage(days)):
             deleted += count
         return deleted

@@ -183,12 +183,13 @@ def _log_outcome(outcome: Outcome) -> None:
 
 
 def _log_swept(done: Swept) -> None:
-    if done.outcomes or done.submissions or done.shell_events:
+    if done.outcomes or done.submissions or done.shell_events or done.usage:
         counts = ", ".join(f"{count} {name}" for name, count in sorted(done.outcomes.items())) or "none due"
         _log.info(
-            "swept sessions: %s; deleted %d submissions, %d shell events, %d blobs",
+            "swept sessions: %s; deleted %d submissions, %d shell events, %d blobs, %d sums of usage",
             counts,
             done.submissions,
             done.shell_events,
             done.blobs,
+            done.usage,
         )

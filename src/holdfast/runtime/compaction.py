@@ -6,8 +6,10 @@ from copy import deepcopy
 
 from holdfast.errors import Conflict
 from holdfast.ids import new_id
+from holdfast.jsontext import lenient_json
 from holdfast.record.history import open_history
 from holdfast.record.resume_point import find_resume_point
+from holdfast.record.usage import UsageMeter
 from holdfast.runtime.leased_session import LeasedSession
 from holdfast.runtime.turn import WorkerTurn
 from holdfast.types import Batch, Checkpoint, NewEvent, Session, Submission
@@ -34,15 +36,24 @@ async def prepare_compaction(
 
     async def compact() -> Batch:
         # A copy: the compactor may change messages in place, and changes are found by comparison.
+        meter = UsageMeter(session.agent, leased.store.settings.prices)
         shorter, requests = await runner.compact(session, deepcopy(messages))
         history = await open_history(leased.store, leased.id, at, messages)
         growth = history.grow(list(shorter))
+        measured = [meter.measure(response, model) for model, response in requests]
+        for counted in measured:
+            meter.add(counted)
+        completed = [
+            NewEvent(kind="model_request_completed", payload=lenient_json(counted.facts))
+            for counted in measured
+        ]
         payload = json.dumps({"before": len(messages), "after": len(shorter)})
         return Batch(
             segments=growth.segments,
             messages=growth.messages,
             checkpoints=[Checkpoint(id=new_id(), segment=history.segment, length=len(shorter))],
-            events=[*requests, NewEvent(kind="compacted", payload=payload)],
+            events=[*completed, NewEvent(kind="compacted", payload=payload)],
+            usage=meter.take(),
         )
 
     return turn, compact()

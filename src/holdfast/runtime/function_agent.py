@@ -12,9 +12,11 @@ their results. Code outside steps must be harmless to repeat.
 """
 
 import json
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from decimal import Decimal
 from inspect import iscoroutinefunction
 from typing import Any, Literal, TypeAlias
 
@@ -22,21 +24,24 @@ from pydantic_ai.messages import (
     ModelMessage,
     UserContent,
 )
+from pydantic_ai.usage import RequestUsage
 from pydantic_core import to_jsonable_python
 
 from holdfast.approval import Default
 from holdfast.errors import BadInput, Conflict
+from holdfast.ids import check_text
 from holdfast.jsontext import strict_json
 from holdfast.record import ledger
 from holdfast.record.deadlines import Deadline
 from holdfast.record.steps import step
 from holdfast.record.undo import AnyUndo, OnFailure, Undo, check_undo_options, undos_by_name
+from holdfast.record.usage import MOST_DOLLARS, MOST_TOKENS
 from holdfast.record.wait_requests import signal, sleep, sleep_until
 from holdfast.runtime.attachment import Attachment
 from holdfast.runtime.context import SessionContext, current_session
 from holdfast.runtime.function_run import Decision, FunctionRun, Role, entries_of
-from holdfast.runtime.runner import TurnStart
-from holdfast.types import NewEvent, Session
+from holdfast.runtime.runner import Requests, TurnStart
+from holdfast.types import Session
 
 
 class Turn:
@@ -108,6 +113,39 @@ class Turn:
         self._run.check_open()
         self._run.draft(text, kind)
 
+    def count_request(
+        self,
+        model: str,
+        *,
+        input_tokens: int = 0,
+        output_tokens: int = 0,
+        cache_read_tokens: int = 0,
+        cache_write_tokens: int = 0,
+        tool_calls: int = 0,
+        cost: Decimal | float | None = None,
+    ) -> None:
+        """Count a model request in the usage of the session. Call it in the step that makes the request, so that it is counted once.
+
+        The input includes the tokens from and for the cache. `cost` is in dollars; a price of the model in the settings overrides it.
+        Raises `BadInput` for numbers that cannot be right.
+        """
+        self._run.check_open()
+        check_text(model, "model")
+        numbers = (input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, tool_calls)
+        if not all(type(number) is int and 0 <= number <= MOST_TOKENS for number in numbers):
+            raise BadInput(problem=f"tokens and tool calls must be integers from 0 to {MOST_TOKENS}")
+        if cost is not None and not (math.isfinite(cost) and 0 <= cost <= MOST_DOLLARS):
+            raise BadInput(problem=f"the cost of a request must be 0 to {MOST_DOLLARS} dollars, not {cost}")
+        known = None if cost is None else Decimal(str(cost))
+        usage = RequestUsage(
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            cache_read_tokens=cache_read_tokens,
+            cache_write_tokens=cache_write_tokens,
+        )
+        meter = self._run.buffer.meter
+        meter.add(meter.count(model, usage, cost=known, tool_calls=tool_calls))
+
     async def add(self, entry: Any, *, role: Role = "assistant") -> None:
         """Add an entry to the history: a text, or any JSON. It is part of `messages` in later turns."""
         self._run.check_open()
@@ -147,7 +185,7 @@ class FunctionAgent:
 
     async def compact(
         self, session: Session, messages: list[ModelMessage]
-    ) -> tuple[Sequence[ModelMessage], Sequence[NewEvent]]:
+    ) -> tuple[Sequence[ModelMessage], Requests]:
         """Raise `Conflict`: only the function can interpret its history."""
         del session, messages
         raise Conflict(

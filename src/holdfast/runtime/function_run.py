@@ -88,7 +88,7 @@ class FunctionRun:
     _open: bool = True
     _retry: TurnRetry = field(init=False)
     _steps: Steps = field(init=False)
-    _buffer: Buffer = field(init=False)
+    buffer: Buffer = field(init=False)
     _drafts: Drafts = field(init=False)
     _offloader: MediaOffloader = field(init=False)
     _origin: str = ""
@@ -114,7 +114,7 @@ class FunctionRun:
             if start.point.chain:
                 metadata["resumes"] = start.point.chain[0].id
             self._drafts = Drafts(start.store, entered.lease)
-            self._buffer = Buffer(
+            self.buffer = Buffer(
                 start.store,
                 entered.lease,
                 Run(id=self.run_id, agent=agent, metadata=lenient_json(metadata)),
@@ -126,7 +126,7 @@ class FunctionRun:
             self._steps = Steps(
                 ref=(self._origin, ENTRY),
                 store=start.store,
-                buffer=self._buffer,
+                buffer=self.buffer,
                 offloader=offloader,
                 threads=RunThreads(),
                 redone=redone,
@@ -139,10 +139,10 @@ class FunctionRun:
             started = NewEvent(
                 kind="run_started", run_id=self.run_id, payload=lenient_json({"agent": agent, "parent": None})
             )
-            self._buffer.begin(Beginning(started, list(start.point.messages), None, ()))
+            self.buffer.begin(Beginning(started, list(start.point.messages), None, ()))
             try:
                 await self._close_settled()
-                await self._buffer.write(self._buffer.take_step(self._messages, self._kind, None))
+                await self.buffer.write(self.buffer.take_step(self._messages, self._kind, None))
                 if start.point.begun:
                     await self._steps.load()
                 await self._call()
@@ -151,13 +151,13 @@ class FunctionRun:
                 await self._complete()
             except SystemExit as error:  # raised out of this task it would end the event loop
                 exited = AgentExited(what="The agent", error=ledger.describe(error))
-                await fail_run(self._buffer, host, exited, self._steps.threads)
+                await fail_run(self.buffer, host, exited, self._steps.threads)
                 raise exited from error
             except BaseException as error:
                 if ended_by := self._steps.ended_by(error):
                     ended = lenient_json({**metadata, "ended_by": ended_by})
-                    self._buffer.run = replace(self._buffer.run, metadata=ended)
-                await fail_run(self._buffer, host, error, self._steps.threads)
+                    self.buffer.run = replace(self.buffer.run, metadata=ended)
+                await fail_run(self.buffer, host, error, self._steps.threads)
                 raise
             finally:
                 self._open = False
@@ -242,7 +242,7 @@ class FunctionRun:
                 if (entry := _step_of(call)) is not None
             }
             await complete_run(
-                self._buffer,
+                self.buffer,
                 self.start.host,
                 self._messages,
                 None,
@@ -252,7 +252,7 @@ class FunctionRun:
             )
             return
         if waits:
-            await complete_run(self._buffer, self.start.host, self._messages, None, waits=waits)
+            await complete_run(self.buffer, self.start.host, self._messages, None, waits=waits)
             return
         if left := [*self._unasked, *(_texts(message)[0].content for message in self._added)]:
             raise StepsDiffer(asked="it has ended", recorded=f"{left[0]!r:.80}")
@@ -261,7 +261,7 @@ class FunctionRun:
             output = self._answer.value
             message = _message(output, "assistant", self._origin, {})
             self._messages.append(message)
-        await complete_run(self._buffer, self.start.host, self._messages, output)
+        await complete_run(self.buffer, self.start.host, self._messages, output)
 
     def check_open(self) -> None:
         """Raise `BadInput` if the turn has ended, and stop code that runs while the turn waits."""
@@ -303,7 +303,7 @@ class FunctionRun:
             raise StepsDiffer(asked=f"it asks {call.args_as_dict()}", recorded="another question")
         decision = Decision(given.approved, given.feedback, given.by)
         self._answer_question(call, decision)
-        await self._buffer.write(self._buffer.take_step(self._messages, "settled", None))
+        await self.buffer.write(self.buffer.take_step(self._messages, "settled", None))
         return decision
 
     def _answer_question(self, call: ToolCallPart, decision: Decision) -> None:
@@ -330,8 +330,8 @@ class FunctionRun:
             effect = Effect(
                 run_id=recorded[0], call_id=recorded[1], tool="incoming", state="completed", result=result
             )
-            batch = self._buffer.take_step(self._messages, "settled", None, effects=[effect])
-            await self._buffer.write(batch)
+            batch = self.buffer.take_step(self._messages, "settled", None, effects=[effect])
+            await self.buffer.write(batch)
         return contents
 
     def draft(self, text: str, kind: Literal["text", "thinking"]) -> None:
@@ -352,7 +352,7 @@ class FunctionRun:
                 )
             return
         self._messages.append(message)
-        await self._buffer.write(self._buffer.take_step(self._messages, "settled", None))
+        await self.buffer.write(self.buffer.take_step(self._messages, "settled", None))
 
     def set_answer(self, value: Any) -> None:
         """Set the result of the turn."""

@@ -12,20 +12,18 @@ from pydantic_ai.models import Model, infer_model
 from pydantic_ai.models.function import FunctionModel
 
 from holdfast.errors import BadInput, Conflict, TurnNotRetriable
-from holdfast.jsontext import lenient_json
 from holdfast.record.answered_calls import deferred_results, outside_results
 from holdfast.record.capability import Holdfast
 from holdfast.record.ledger import Policy, ended_calls
 from holdfast.record.probes import Probe
 from holdfast.record.recovery import check_tools
 from holdfast.record.undo import AnyUndo, OnFailure, Undo, check_undo_options, undos_by_name
-from holdfast.record.usage import count_response
 from holdfast.runtime.attachment import Attachment
 from holdfast.runtime.drafts import Drafting
 from holdfast.runtime.payloads import step_to_repeat
-from holdfast.runtime.runner import TurnStart
+from holdfast.runtime.runner import Requests, TurnStart
 from holdfast.runtime.undo_request import plan_of_turn
-from holdfast.types import NewEvent, Session
+from holdfast.types import Session
 
 _PROMPT = "Summarize this conversation for yourself: goals, decisions, facts, open points. Be brief."
 
@@ -132,11 +130,11 @@ class AgentSetup:
 
     async def compact(
         self, session: Session, messages: list[ModelMessage]
-    ) -> tuple[Sequence[ModelMessage], Sequence[NewEvent]]:
+    ) -> tuple[Sequence[ModelMessage], Requests]:
         """Return a shorter history: from the agent's compactor, or a summary by the session's model."""
         if self.compactor is not None:
             return await self.compactor(messages), ()
-        return await _summarize(session.agent, self.model_of(session) or self.agent.model, messages)
+        return await _summarize(self.model_of(session) or self.agent.model, messages)
 
     def allows_edits(self, tool: str) -> bool:
         """Return whether the tool declares `editable` in its metadata."""
@@ -175,18 +173,14 @@ def _output_type(agent: Agent[Any, Any]) -> Any:
 
 
 async def _summarize(
-    agent: str, model: Model | str | None, messages: Sequence[ModelMessage]
-) -> tuple[Sequence[ModelMessage], list[NewEvent]]:
-    """Summarize the history with the session's model. Return the new history, and events for the requests that this took."""
+    model: Model | str | None, messages: Sequence[ModelMessage]
+) -> tuple[Sequence[ModelMessage], Requests]:
+    """Summarize the history with the session's model. Return the new history, and the requests that this took."""
     used = None if model is None else infer_model(model)
     result = await Agent(used).run(_PROMPT, message_history=messages)
     summary = f"Summary of the conversation so far:\n\n{result.output}"
-    requests = [
-        NewEvent(kind="model_request_completed", payload=lenient_json(facts))
-        for message in result.new_messages()
-        if isinstance(message, ModelResponse) and used is not None
-        for facts in [count_response(message, agent=agent, model=used.model_name)]
-    ]
+    responses = [message for message in result.new_messages() if isinstance(message, ModelResponse)]
+    requests = [] if used is None else [(used.model_name, response) for response in responses]
     return [
         ModelRequest(parts=[UserPromptPart(summary)]),
         ModelResponse(parts=[TextPart("Understood.")]),

@@ -5,9 +5,9 @@
 
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
-from pydantic_ai.messages import ModelMessage, UserContent
+from pydantic_ai.messages import ModelMessage, ModelResponse, UserContent
 
 from holdfast.questions import ApprovalAnswer
 from holdfast.record.resume_point import ResumePoint
@@ -15,7 +15,10 @@ from holdfast.record.undo import OnFailure, Undo
 from holdfast.runtime.attachment import Attachment
 from holdfast.runtime.turn import WorkerTurn
 from holdfast.store import Store
-from holdfast.types import NewEvent, Session
+from holdfast.types import Session
+
+Requests: TypeAlias = Sequence[tuple[str, ModelResponse]]
+"""Model requests that are not part of a run: the model that was requested, and its response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +65,8 @@ class Runner(Protocol):
 
     async def compact(
         self, session: Session, messages: list[ModelMessage]
-    ) -> tuple[Sequence[ModelMessage], Sequence[NewEvent]]:
-        """Return a shorter history, and events for the requests that this took. May change the list. Raises `Conflict`."""
+    ) -> tuple[Sequence[ModelMessage], Requests]:
+        """Return a shorter history, and the model requests that this took. May change the list. Raises `Conflict`."""
         ...
 
     def allows_edits(self, tool: str) -> bool:

@@ -66,7 +66,11 @@ class CopyMethods(ArchiveMethods):
 
     @writing(repeatable=True)
     def add_shared_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> Tx[None]:
-        """Add rows that `shared_rows` returned. Existing keys are left unchanged."""
+        """Add rows that `shared_rows` returned. Existing keys are left unchanged; of usage, the greater sums are kept."""
+        if name == "usage":
+            for row in rows:
+                yield op("merge_usage", **row)
+            return
         yield from self._add_rows(SHARED[name], rows, exist_ok=True)
 
     @writing(repeatable=True)

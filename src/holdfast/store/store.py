@@ -23,6 +23,7 @@ from holdfast.store.states import StateMethods
 from holdfast.store.sweep import SweepMethods
 from holdfast.store.ticks import TickMethods
 from holdfast.store.tokens import TokenMethods
+from holdfast.store.usage import UsageMethods
 from holdfast.store.work import WorkMethods
 from holdfast.types import Batch, Lease
 
@@ -39,6 +40,7 @@ class Store(
     CopyMethods,
     RetentionMethods,
     SweepMethods,
+    UsageMethods,
     CheckMethods,
     SchemaMethods,
 ):

@@ -11,7 +11,7 @@ from holdfast.errors import BadInput, Conflict, MediaCollected, PayloadTooLarge
 from holdfast.ids import check_choice, check_id, check_name, check_run_id, check_text
 from holdfast.jsontext import check_recorded, parse_json, parse_object
 from holdfast.store.rows import microseconds
-from holdfast.tables import BY_NAME
+from holdfast.tables import BY_NAME, SHARED
 from holdfast.types import (
     CHECKPOINT_KINDS,
     EFFECT_STATES,
@@ -28,6 +28,7 @@ from holdfast.types import (
     Segment,
     SubmissionChange,
 )
+from holdfast.usage import MOST, USAGE_SUMS, Usage
 
 Kind: TypeAlias = Literal["text", "bigint"]
 
@@ -39,7 +40,7 @@ def _columns(
 
     The column `later` is replaced by one of that name.
     """
-    columns = {column.name: column for column in BY_NAME[table].columns}
+    columns = {column.name: column for column in (BY_NAME | SHARED)[table].columns}
     wanted = names.split() or [name for name in columns if name not in without.split()]
     return tuple(
         ("later" if name == later else name, "text" if columns[name].is_text else "bigint") for name in wanted
@@ -57,6 +58,7 @@ ARMS: Final[Mapping[str, tuple[tuple[str, Kind], ...]]] = {
     "drop_drafts": (("session_id", "text"), ("run_id", "text")),
     "drop_records": _columns("records", "session_id kind key"),
     "put_records": _columns("records", without="seq"),
+    "add_usage": _columns("usage", without="day owner"),
     "refer_blobs": _columns("blob_references"),
     "set_status": (("session_id", "text"), ("status", "text"), ("waiting_for", "text")),
 }
@@ -248,6 +250,13 @@ def _record_key(key: tuple[str, str]) -> Row:
     return check_name(key[0], "record kind"), check_name(key[1], "record key")
 
 
+def _usage_row(usage: Usage) -> Row:
+    numbers = [getattr(usage, name) for name in USAGE_SUMS]
+    if not all(type(number) is int and 0 <= number <= MOST for number in numbers):
+        raise BadInput(problem=f"the numbers of usage must be integers from 0 to {MOST}, not {numbers}")
+    return usage.agent, usage.model, *numbers
+
+
 def _status_row(batch: Batch) -> Row:
     status = check_choice(str(batch.status), STATUSES, "session status")
     return status, (batch.error or "")[:LONGEST_ERROR] if status == "failed" else batch.waiting_for
@@ -263,12 +272,13 @@ _ROWS: Final[tuple[tuple[str, Callable[[Any], Row]], ...]] = (
     ("drop_drafts", lambda run_id: (run_id,)),
     ("drop_records", _record_key),
     ("put_records", _record_row),
+    ("add_usage", _usage_row),
 )
 """Arms with a row for each item of a list, in the order of `ARMS`: the columns of an item after the session."""
 _NUMBERS: Final = range(len(_ROWS))
 _lists = attrgetter(
     *("segments", "messages", "checkpoints", "runs", "effects", "submissions"),
-    *("drafts_done", "records_dropped", "records"),
+    *("drafts_done", "records_dropped", "records", "usage"),
 )
 """Return the lists of a batch, in this order. Most are empty, and are skipped without running Python code for each."""
 
@@ -281,6 +291,7 @@ _KEYS: Final = {
     "change_submissions": ("submission", slice(1, 2)),
     "drop_records": ("record", slice(1, 3)),
     "put_records": ("record", slice(1, 3)),
+    "add_usage": ("usage", slice(1, 3)),
 }
 """Arms whose rows must differ in these columns."""
 

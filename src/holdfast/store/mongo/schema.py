@@ -60,6 +60,7 @@ _INDEXES: Final[Mapping[str, Sequence[IndexModel]]] = {
         _index("owner", "_id"),
         _index("session_id", partialFilterExpression={"session_id": {"$gt": ""}}),
     ],
+    "usage": [_index("day", "owner"), _index("owner", "day")],
     "runs": [
         _index("id", unique=True),
         _index("session_id", "first_seq", "id"),

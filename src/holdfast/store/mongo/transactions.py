@@ -28,6 +28,7 @@ from holdfast.store.mongo import (
     states,
     submissions,
     sweep,
+    usage,
 )
 from holdfast.store.mongo.catalogue import plain
 from holdfast.store.mongo.client import TimeLimit
@@ -56,7 +57,7 @@ def _statements(*topics: ModuleType) -> dict[str, Handler]:
 STATEMENTS: Final[dict[str, Handler]] = {
     **_statements(
         *(sessions, states, leases, submissions, schedules, journal, media, retention, copying),
-        *(shell, sweep, check, schema),
+        *(shell, sweep, usage, check, schema),
     ),
     **{name: partial(plain, name) for name in PLAIN},
 }

@@ -14,6 +14,7 @@ from holdfast.store.mongo.leases import free_heads
 from holdfast.store.transactions import lease_lost
 from holdfast.store.write import ARMS, Writing, missing, unstored
 from holdfast.types import Lease
+from holdfast.usage import DAY_US, USAGE_SUMS
 
 Rows: TypeAlias = Sequence[MongoRow]
 _ENDED = {"done", "failed", "dead"}
@@ -209,6 +210,18 @@ async def _put_records(db: Documents, seq: int, rows: Rows) -> int:
     return len(rows)
 
 
+async def _add_usage(db: Documents, seq: int, rows: Rows) -> int:
+    del seq
+    day = await db.now() // DAY_US
+    (session,) = await db.get("sessions", rows[0]["session_id"])
+
+    def add(old: MongoRow, new: MongoRow) -> MongoRow:
+        return MongoRow(old, **{name: old[name] + new[name] for name in USAGE_SUMS})
+
+    await db.put("usage", [{**row, "day": day, "owner": session["owner"]} for row in rows], add)
+    return len(rows)
+
+
 async def _refer_blobs(db: Documents, seq: int, rows: Rows) -> int:
     del seq
     stored = await lock_contents(db, [row["sha256"] for row in rows])
@@ -254,6 +267,7 @@ _WRITE: Final[Mapping[str, Callable[[Documents, int, Rows], Coroutine[Any, Any, 
     "drop_drafts": _drop_drafts,
     "drop_records": _drop_records,
     "put_records": _put_records,
+    "add_usage": _add_usage,
     "refer_blobs": _refer_blobs,
     "set_status": _set_status,
 }

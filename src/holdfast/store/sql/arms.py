@@ -9,7 +9,7 @@ import re
 from holdfast.store.sql.catalogue import Dialect
 from holdfast.store.sql.lookups import stored_name
 from holdfast.store.write import ARMS, CONTENT
-from holdfast.tables import BY_NAME
+from holdfast.tables import BY_NAME, SHARED
 
 _PARAMETER = re.compile(r":([a-z]\w*)")
 _TABLE = re.compile(r"INSERT INTO (\w+)")
@@ -21,7 +21,7 @@ def arm_text(arm: str, text: str, dialect: Dialect) -> str:
     names = [name for name, _ in ARMS[arm]]
     if inserted := _TABLE.search(text):
         table = inserted[1]
-        columns = [stored_name(table, name) for name in names if name in BY_NAME[table].names]
+        columns = [stored_name(table, name) for name in names if name in (BY_NAME | SHARED)[table].names]
         values = [_RUN if column == "run" else f":{column}" for column in columns]
         text = text.replace("*", ", ".join(columns), 1).replace("*", ", ".join(values), 1)
     if dialect == "postgres":

@@ -62,6 +62,17 @@ DELETE FROM records WHERE records.session = :session AND records.kind = :kind AN
 INSERT INTO records (*, seq) VALUES (*, :head_seq)
 ON CONFLICT (session, kind, key) DO UPDATE SET body = excluded.body, seq = excluded.seq;
 
+-- name: add_usage
+INSERT INTO usage (*, day, owner)
+VALUES (*, now_us() / 86400000000, (SELECT s.owner FROM sessions s WHERE s.id = :session_id))
+ON CONFLICT (session_id, day, agent, model) DO UPDATE SET
+  requests = usage.requests + excluded.requests, unpriced = usage.unpriced + excluded.unpriced,
+  input_tokens = usage.input_tokens + excluded.input_tokens, output_tokens = usage.output_tokens + excluded.output_tokens,
+  cache_read_tokens = usage.cache_read_tokens + excluded.cache_read_tokens,
+  cache_write_tokens = usage.cache_write_tokens + excluded.cache_write_tokens,
+  cost_nanos = usage.cost_nanos + excluded.cost_nanos, tool_calls = usage.tool_calls + excluded.tool_calls,
+  working_us = usage.working_us + excluded.working_us;
+
 -- name: set_status
 UPDATE sessions SET status = :status, waiting_for = :waiting_for, active_at = now_us(),
   cleaned_at = CASE WHEN :status = 'cleaned' THEN now_us() ELSE sessions.cleaned_at END

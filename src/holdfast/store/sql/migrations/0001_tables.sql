@@ -166,6 +166,29 @@ CREATE INDEX schedules_due ON schedules (next_at) WHERE next_at IS NOT NULL AND 
 CREATE INDEX schedules_owner ON schedules (owner, id);
 CREATE INDEX schedules_session ON schedules (session_id) WHERE session_id IS NOT NULL;
 
+-- What the sessions used: sums without content, which remain when a session is cleaned or erased.
+CREATE TABLE usage (
+  session_id          idtext NOT NULL,
+  day                 bigint NOT NULL,    -- days since 1970, in UTC
+  agent               idtext NOT NULL,
+  model               idtext NOT NULL,
+  owner               text NOT NULL,
+  requests            bigint NOT NULL,
+  unpriced            bigint NOT NULL,    -- requests whose cost is not known
+  input_tokens        bigint NOT NULL,
+  output_tokens       bigint NOT NULL,
+  cache_read_tokens   bigint NOT NULL,
+  cache_write_tokens  bigint NOT NULL,
+  cost_nanos          bigint NOT NULL,    -- in 10⁻⁹ dollars
+  tool_calls          bigint NOT NULL,
+  working_us          bigint NOT NULL,
+  PRIMARY KEY (session_id, day, agent, model)
+)
+--[sqlite] WITHOUT ROWID
+;
+CREATE INDEX usage_day ON usage (day, owner);
+CREATE INDEX usage_owner ON usage (owner, day);
+
 CREATE TABLE runs (
   session_id    idtext NOT NULL,
   id            idtext NOT NULL,
