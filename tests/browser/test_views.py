@@ -158,6 +158,31 @@ async def test_schedules_are_listed_run_and_paused(shared: Site):
     await row.wait_for()
 
 
+async def test_usage_is_shown_by_day_agent_and_session(shared: Site):
+    page = await shared.open()
+    await new_session(page, "Counted")
+    await say(page, "say one")
+    await page.locator("article.answer", has_text="one").wait_for()
+    await page.locator(".session .status.idle").wait_for()
+    session_id = page.url.rpartition("/")[2]
+    await page.get_by_role("link", name="Usage", exact=True).click()
+    today = page.locator("tbody tr")
+    await today.first.wait_for()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", (await today.first.locator("td").first.inner_text()))
+    assert await today.first.locator("rect").get_attribute("width") == "100"
+    await page.get_by_role("link", name="Agent", exact=True).click()
+    await page.locator("tr", has_text="agent").first.wait_for()
+    await page.get_by_role("link", name="Session", exact=True).click()
+    await page.reload()
+    row = page.locator("tr", has=page.locator(f"a[href='#/s/{session_id}']"))
+    assert await row.locator("td[data-label=requests]").inner_text() == "1"
+    assert int((await row.locator("td[data-label=input]").inner_text()).replace(",", "")) > 0
+    await page.get_by_label("Period").select_option("7")
+    await row.wait_for()
+    await row.get_by_role("link").click()
+    await page.locator("article.answer", has_text="one").wait_for()
+
+
 async def test_clean_without_an_archive_asks_first(shared: Site):
     page = await shared.open()
     await new_session(page, "Short-lived")

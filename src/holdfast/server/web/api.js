@@ -77,6 +77,11 @@ export const workers = () => get("/api/workers");
 export const schedules = () => all("/api/schedules?limit=200");
 export const changeSchedule = (id, change) => request("PATCH", schedule(id), change);
 export const runSchedule = (id) => post(`${schedule(id)}/run`);
+export function usage(group, first, limit) {
+  const query = new URLSearchParams({ by: group, limit });
+  if (first) query.set("first", first);
+  return get(`/api/usage?${query}`);
+}
 export const readSession = (id) => get(session(id));
 export const createSession = (facts) => post("/api/sessions", facts);
 export const changeSession = (id, change) => request("PATCH", session(id), change);

@@ -3,6 +3,7 @@ import { html, render, useEffect, useState } from "./preact.js";
 import * as api from "./api.js";
 import { Inbox } from "./inbox.js";
 import { Schedules } from "./schedules.js";
+import { Usage } from "./usage.js";
 import { Session } from "./session.js";
 import { Sessions } from "./sessions.js";
 import { Workers } from "./workers.js";
@@ -22,7 +23,7 @@ function place() {
   if (name === "s" && ID.test(id)) {
     return { name, id, view: ["timeline", "tool-calls", "retention"].includes(view) ? view : "", call: view === "call" ? decoded(rest) : null };
   }
-  return { name: ["inbox", "schedules", "workers", "sign-in"].includes(name) ? name : "", view: id };
+  return { name: ["inbox", "schedules", "usage", "workers", "sign-in"].includes(name) ? name : "", view: id };
 }
 
 function decoded(text) {
@@ -182,6 +183,7 @@ function App() {
         <nav aria-label="Pages">
           <a href="#/inbox" aria-current=${here.name === "inbox" ? "page" : undefined}>Inbox${waiting && html` <span class="number">${waiting}</span>`}</a>
           <a href="#/schedules" aria-current=${here.name === "schedules" ? "page" : undefined}>Schedules</a>
+          <a href="#/usage" aria-current=${here.name === "usage" ? "page" : undefined}>Usage</a>
           <a href="#/workers" aria-current=${here.name === "workers" ? "page" : undefined}>Workers</a>
         </nav>
       </header>
@@ -192,6 +194,7 @@ function App() {
       ${here.name === "s" && html`<${Session} id=${here.id} view=${here.view} call=${here.call} me=${me} onDetail=${setCurrent} />`}
       ${here.name === "inbox" && html`<${Inbox} />`}
       ${here.name === "schedules" && html`<${Schedules} />`}
+      ${here.name === "usage" && html`<${Usage} view=${here.view} />`}
       ${here.name === "workers" && html`<${Workers} agents=${me.agents} />`}
       ${here.name === "" && html`<${Welcome} demo=${me.demo} />`}
     </main>
