@@ -18,7 +18,7 @@ from holdfast.record import buffer
 from holdfast.record.forking import fork
 from holdfast.record.open_calls import is_provider_valid
 from holdfast.record.resume_point import find_resume_point
-from holdfast.runtime import AgentSetup, Worker, current_session
+from holdfast.runtime import AgentSetup, Worker, current_session, turn
 from holdfast.types import Batch, Lease, Session, Submission
 from tests.builders import within
 from tests.conftest import Engine
@@ -674,7 +674,11 @@ async def test_a_turn_is_handed_over_although_its_start_could_not_be_written_in_
         assert (await ended(store, message)).state == "done"
 
 
-async def test_a_hand_over_records_no_model_request_that_was_not_sent(store: Store, session: str):
+@pytest.mark.parametrize("patience", [1, 0], ids=["", "and the cancellation arrives late"])
+async def test_a_hand_over_records_no_model_request_that_was_not_sent(
+    store: Store, session: str, patience: float, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(turn, "_CANCEL_SECONDS", patience)
     inside, go_on = asyncio.Event(), asyncio.Event()
     requests = 0
 

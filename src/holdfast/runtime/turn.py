@@ -171,6 +171,7 @@ class WorkerTurn(RunHost):
         if self.is_stopping():
             self.cancel(self.stop or "handover")
             await asyncio.sleep(_CANCEL_SECONDS)  # until the cancellation arrives
+            raise asyncio.CancelledError  # it takes longer, on a busy machine
 
     def failure(self, error: BaseException, unwritten: Exception | None) -> Failure | None:
         """Record a failure only if it ends the turn. Otherwise the next worker of the session decides."""
