@@ -32,9 +32,9 @@ async def fork(
     """Copy the history of a checkpoint into a new session and return its id. From then on the two are independent.
 
     Media is not copied: both sessions refer to it, and it is kept while either of them exists. With a `submission_id`, the fork
-    is idempotent: a second call with the same `submission_id` and `session_id` returns the same session, even if its checkpoint is
-    a later one. Raises `SessionExists`
-    if the id is taken, and, with the source's `lease`, `LeaseLost`. Copies nothing if the source is cleaned or erased meanwhile.
+    is idempotent: a second call with the same `submission_id` and `session_id` returns the same session, even if the
+    source has continued. Raises `SessionExists` if the id is taken, and, with the source's `lease`, `LeaseLost`. Copies nothing if the
+    source is cleaned or erased meanwhile.
     """
     source = await store.session(checkpoint.session_id)
     forked = session_id or new_id()
