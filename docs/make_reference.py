@@ -414,7 +414,7 @@ def _routes(body_of: dict[str, list[str]]) -> dict[str, list[str]]:
         topic: []
         for topic in (
             *("sessions", "schedules", "chat", "streams", "commands", "credentials", "runs"),
-            *("inbox", "usage", "media", "retention", "shell", "operation"),
+            *("inbox", "usage", "budgets", "media", "retention", "shell", "operation"),
         )
     }
     for route in _app().routes:
@@ -433,7 +433,7 @@ def _routes(body_of: dict[str, list[str]]) -> dict[str, list[str]]:
     return topics
 
 
-_TYPES = ("types", "commands", "diagnostics", "schedules", "usage")
+_TYPES = ("types", "commands", "diagnostics", "schedules", "usage", "budgets")
 
 
 def types() -> str:
@@ -443,7 +443,7 @@ def types() -> str:
     parts = [
         "# Python API: types\n",
         f"{ast.get_docstring(trees['types'])}\n",
-        "Types of shell commands are in `holdfast.commands`, those of schedules in `holdfast.schedules`, those of usage in `holdfast.usage`, and those that describe a store in `holdfast.diagnostics`.\n",
+        "Types of shell commands are in `holdfast.commands`, those of schedules in `holdfast.schedules`, those of usage in `holdfast.usage`, those of budgets in `holdfast.budgets`, and those that describe a store in `holdfast.diagnostics`.\n",
         "## Literals\n",
         "| name | values |\n|---|---|",
     ]

@@ -17,6 +17,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from holdfast.budgets import Budget
 from holdfast.errors import BadSettings
 from holdfast.ids import is_token
 from holdfast.logs import LogFormat
@@ -178,6 +179,10 @@ class Settings(BaseSettings):
     usage_retention_days: Annotated[int, Field(ge=1, le=36500)] | None = Field(
         None, description="How long the sums of usage are kept. By default they are kept indefinitely."
     )
+    budgets: Annotated[tuple[Budget, ...], NoDecode] = Field(
+        (),
+        description="Budgets, as JSON: how much each turn, session, owner or agent, or all together, may use.",
+    )
     stream_comment_seconds: Annotated[float, Field(ge=1)] = Field(
         15.0, description="How often an idle event stream sends a keep-alive comment."
     )
@@ -188,6 +193,18 @@ class Settings(BaseSettings):
         """Parse the JSON of the environment, and turn a list, as the file has it, into a tuple."""
         result = parse(given) if isinstance(given, str) else given
         return tuple(result) if isinstance(result, list) else result  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+    @field_validator("budgets", mode="before")
+    @classmethod
+    def _read_budgets(cls, given: Any) -> Any:
+        """Parse the JSON of the environment, and turn a list, as the file has it, into a tuple."""
+        if isinstance(given, str):
+            try:
+                given = read_json(given)
+            except ValueError as error:
+                message = f'it must be JSON, such as [{{"per": "turn", "cost": 2}}]: {error}'
+                raise ValueError(message) from None
+        return tuple(given) if isinstance(given, list) else given  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
     @field_validator("prices", mode="before")
     @classmethod
@@ -280,7 +297,8 @@ def _complaint(place: tuple[int | str, ...], kind: str, message: str) -> str:
     if len(place) > 1:
         message = f"{''.join(f'[{part}]' if isinstance(part, int) else f'.{part}' for part in place[1:])}: {message}"
         if kind == "extra_forbidden":
-            valid = Price.model_fields if name == "prices" else RetentionPolicy.model_fields
+            models = {"prices": Price, "budgets": Budget}
+            valid = models.get(name, RetentionPolicy).model_fields
             message += f"; valid fields: {', '.join(valid)}"
     elif kind == "extra_forbidden":
         return (

@@ -1,5 +1,6 @@
 """All errors, in one class hierarchy. Each docstring is the message, with placeholders for the error's facts."""
 
+import re
 from typing import TYPE_CHECKING, ClassVar, Self, cast
 
 from holdfast.sentences import fill
@@ -12,10 +13,16 @@ class HoldfastError(Exception):
     """An error in Holdfast."""
 
     code: ClassVar[str] = "error"
+    """Its name in responses. By default that of the class, such as `bad_input`."""
     status: int | None = None
     """The HTTP status, if an API server reported the error."""
     is_permanent: ClassVar[bool] = False
     """Whether a retry in the same process cannot succeed."""
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        if "code" not in vars(cls):
+            cls.code = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
     def __init__(self, **facts: object) -> None:
         self.facts = facts
@@ -36,438 +43,303 @@ class HoldfastError(Exception):
 class BadInput(HoldfastError):
     """Invalid input: {problem}."""
 
-    code = "bad_input"
-
 
 class BadId(BadInput):
     """Invalid {what} {value!r}. Use 1 to 128 letters, digits and . _ : @ = + ~ -, and start with a letter or digit."""
-
-    code = "bad_id"
 
 
 class BadUuid(BadInput):
     """Invalid {what} id {value!r}. Use a UUID: 32 hexadecimal digits, with or without dashes."""
 
-    code = "bad_uuid"
-
 
 class BadText(BadInput):
     """The {what} cannot be stored: it {problem}."""
-
-    code = "bad_text"
 
 
 class BadCursor(BadInput):
     """Invalid cursor {cursor!r} for this list. Pass the `next_cursor` of the previous page unchanged."""
 
-    code = "bad_cursor"
-
 
 class BadUsage(BadInput):
     """{problem} Usage: `{usage}`. Run `{command} --help` for details."""
-
-    code = "bad_usage"
 
 
 class BadSettings(BadInput):
     """Invalid settings. {problem}"""
 
-    code = "bad_settings"
-
 
 class PayloadTooLarge(BadInput):
     """The {what} has {size} bytes; the limit is {limit}. Raise `max_payload_bytes`, or store large content as media."""
-
-    code = "payload_too_large"
 
 
 class FolderNotFound(BadInput):
     """The working directory {path} does not exist. Create it, or pass another directory as `cwd`."""
 
-    code = "folder_not_found"
-
 
 class Unauthenticated(HoldfastError):
     """{problem} Send `Authorization: Bearer <token>`; on the command line, set HOLDFAST_TOKEN. Create a token with `holdfast token create`."""
-
-    code = "unauthenticated"
 
 
 class Forbidden(HoldfastError):
     """Permission denied: {principal} does not have {required}."""
 
-    code = "forbidden"
-
 
 class NotFound(HoldfastError):
     """There is no {what} {id}."""
-
-    code = "not_found"
 
 
 class SessionNotFound(NotFound):
     """There is no session {id}."""
 
-    code = "session_not_found"
-
 
 class Conflict(HoldfastError):
     """This conflicts with stored data: {problem}. Nothing was changed."""
-
-    code = "conflict"
 
 
 class SessionExists(Conflict):
     """Session {id} already exists. Choose another id, or use the existing session."""
 
-    code = "session_exists"
-
 
 class IdUnavailable(Conflict):
     """The session id {id} is not available. Choose another one, or omit it to have one generated."""
-
-    code = "id_unavailable"
 
 
 class KeyReused(Conflict):
     """Session {session_id} already has a submission with idempotency key {key!r} and different content. Use a new key."""
 
-    code = "key_reused"
-
 
 class VersionConflict(Conflict):
     """The state of session {session_id} is at version {version}, not {expected_version}. Read it again, then set it."""
-
-    code = "version_conflict"
 
 
 class MediaCollected(Conflict):
     """Media was deleted between its upload and this write, because no session referred to it: {uris}. Nothing was changed. Upload it again, then retry the write."""
 
-    code = "media_collected"
-
 
 class TurnNotRetriable(Conflict):
     """Turn {submission_id} cannot be retried: {problem}. Nothing was changed."""
-
-    code = "turn_not_retriable"
 
 
 class HistoryTooLarge(Conflict):
     """The history has {size} bytes including its media; the limit is {limit}. Rewind or undo to an earlier point, or raise `max_history_bytes`."""
 
-    code = "history_too_large"
-
 
 class EventNotFound(Conflict):
     """Session {session_id} has no event {number} yet; its last event is {seq}. Retry later."""
-
-    code = "event_not_found"
 
 
 class CredentialSealed(Conflict):
     """Credential {name} of session {session_id} cannot be decrypted with `credential_key`. Add the key that encrypted it."""
 
-    code = "credential_sealed"
-
 
 class SessionCleaned(Conflict):
     """Session {id} was cleaned: its content is deleted, and it accepts nothing. If you have an archive, rehydrate the session first; otherwise create a new one."""
-
-    code = "session_cleaned"
 
 
 class StoreInUse(Conflict):
     """The store {url} is in use by {holders}. Stop the workers and API servers of this store, then run the command again."""
 
-    code = "store_in_use"
-
 
 class SessionMoved(Conflict):
     """Session {id} was moved to another store. Continue it there; `holdfast audit --session {id}` names the store."""
-
-    code = "session_moved"
 
 
 class SessionErased(Conflict):
     """Session {id} was permanently erased. Its id cannot be reused; choose another one."""
 
-    code = "session_erased"
-
 
 class NotCleaned(Conflict):
     """Session {id} is {status}, and only a cleaned session can be rehydrated. To replace it, clean it first."""
-
-    code = "not_cleaned"
 
 
 class SweepRunning(Conflict):
     """A sweep is already running, started by {holder}. Wait until it ends. A dry run is possible at any time."""
 
-    code = "sweep_running"
-
 
 class RetentionRefused(Conflict):
     """Session {session_id} was not changed: {problem}. {hint}"""
-
-    code = "retention_refused"
 
 
 class BadArchive(BadInput):
     """Invalid archive: {problem}. Nothing was changed."""
 
-    code = "bad_archive"
-
 
 class ArchiveTooNew(BadArchive):
     """The archive has format version {found}; this version of Holdfast supports {known}. Upgrade Holdfast. Nothing was changed."""
-
-    code = "archive_too_new"
 
 
 class ArchiveFailed(HoldfastError):
     """The archive could not be read or written: {problem}. Nothing was changed. Check free space and permissions, then retry."""
 
-    code = "archive_failed"
-
 
 class QueueFull(HoldfastError):
     """Session {session_id} has {pending} pending submissions; the limit is {limit}. Retry when some of them have ended."""
 
-    code = "queue_full"
+
+class BudgetReached(HoldfastError):
+    """The budget of {budget} is used up: {used} of {limit}. The run continues from here when an administrator raises it, or on the next day if it is daily."""
 
 
 class TurnInProgress(HoldfastError):
     """Session {session_id} is busy (open submissions: {pending}), and this one has `when_busy` set to reject. Nothing was queued."""
 
-    code = "turn_in_progress"
-
 
 class SessionBusy(HoldfastError):
     """Session {session_id} is in use by {holder} until {until}. Retry after that time, or submit a message to its queue."""
-
-    code = "session_busy"
 
 
 class LeaseLost(HoldfastError):
     """The lease on session {session_id} with epoch {epoch} is not valid: {reason}. Nothing was written. Stop this run."""
 
-    code = "lease_lost"
-
 
 class HolderLost(HoldfastError):
     """Holder {id} is not registered, or its deadline has passed. Join again, then acquire the leases again."""
-
-    code = "holder_lost"
 
 
 class CommandLost(HoldfastError):
     """Command {id} cannot be recorded by this service: {reason}. Nothing was written. Stop its process."""
 
-    code = "command_lost"
-
 
 class ShellClosed(HoldfastError):
     """The shell service is not running. Use it within `async with ShellService(…)`."""
-
-    code = "shell_closed"
 
 
 class TooManyExports(HoldfastError):
     """This server is already sending {limit} archives, its maximum. Retry when one has finished."""
 
-    code = "too_many_exports"
-
 
 class ShellUnavailable(HoldfastError):
     """The command cannot be started now: {problem}. Nothing was run or recorded. Retry later."""
-
-    code = "shell_unavailable"
 
 
 class StoreError(HoldfastError):
     """The store at {url} failed: {problem}."""
 
-    code = "store_error"
-
 
 class UnknownStore(StoreError):
     """Unknown store URL {url!r}. Use sqlite:///path/file.db, sqlite://:memory:, postgresql://user@host/database or mongodb://host/database."""
 
-    code = "unknown_store"
     is_permanent = True
 
 
 class StoreClosed(StoreError):
     """The store at {url} is not open. Use it within `async with open_store(…)`."""
 
-    code = "store_closed"
     is_permanent = True
 
 
 class StoreForked(StoreClosed):
     """The store at {url} was opened by process {opened_by} and cannot be used in process {process}, which was forked from it. Open a separate store in each process, after the fork."""
 
-    code = "store_forked"
-
 
 class StoreReplaced(StoreClosed):
     """The files of the store at {url} were deleted or replaced while this process had them open: {path} is no longer the same file. This process no longer reads or writes it, and its latest writes may exist only in the old file. Restart the process."""
-
-    code = "store_replaced"
 
 
 class StoreUnavailable(StoreError):
     """The store at {url} is not available: {problem}. Acknowledged writes are safe; a call that was in progress may or may not have taken effect."""
 
-    code = "store_unavailable"
-
 
 class StoreMissing(StoreUnavailable):
     """No store exists at {url}: {problem}."""
-
-    code = "store_missing"
 
 
 class StoreBusy(StoreError):
     """The store at {url} was locked by another process for {seconds} seconds. Retry, or find the process that holds the lock; it may have been paused during a write."""
 
-    code = "store_busy"
-
 
 class StoreFull(StoreError):
     """The disk of the store at {url} is full. This write was discarded. Free space, then retry."""
-
-    code = "store_full"
 
 
 class StoreReadOnly(StoreError):
     """The store at {url} is read-only: {problem}. Check the permissions of this user."""
 
-    code = "store_read_only"
-
 
 class StoreCorrupt(StoreError):
     """The file at {url} is not a valid database: {problem}. Restore it from a backup."""
 
-    code = "store_corrupt"
     is_permanent = True
 
 
 class StoreTooNew(StoreError):
     """The store at {url} has schema version {found}; this version of Holdfast supports up to {known}. Upgrade Holdfast."""
 
-    code = "store_too_new"
     is_permanent = True
 
 
 class StoreTooOld(StoreError):
     """The store at {url} has schema version {found}; this version of Holdfast requires {known}. Run `holdfast db upgrade`."""
 
-    code = "store_too_old"
     is_permanent = True
 
 
 class BadUri(BadInput):
     """Invalid media URI {uri!r}. Use media+sha256:// followed by the 64 lower-case hexadecimal digits of the SHA-256."""
 
-    code = "bad_uri"
-
 
 class BadKey(BadInput):
     """The key {key!r} cannot be used in {location}: {problem}. Change the `key_strategy`."""
-
-    code = "bad_key"
 
 
 class MediaNotFound(NotFound):
     """{uri} does not exist in {location}. Check that HOLDFAST_MEDIA names the media store that contains it."""
 
-    code = "media_not_found"
-
 
 class MediaError(HoldfastError):
     """The media store {location} failed: {problem}."""
-
-    code = "media_error"
 
 
 class MediaDamaged(MediaError):
     """The bytes of {uri} in {location} are damaged: {problem}. Restore them from a backup, or delete it and upload it again."""
 
-    code = "media_damaged"
-
 
 class MediaUnavailable(MediaError):
     """The media store {location} is not available: {problem}. No partial content is visible. Retry."""
-
-    code = "media_unavailable"
 
 
 class MediaDenied(MediaError):
     """The media store {location} denied access: {problem}. Check the credentials, their expiry and their permissions."""
 
-    code = "media_denied"
-
 
 class MediaFull(MediaError):
     """The media store {location} is full: {problem}. This content was discarded. Free space, then retry."""
-
-    code = "media_full"
 
 
 class UnknownMedia(MediaError):
     """Unknown media URL {url!r}. Use database, disk:///path, s3://bucket/prefix, gs://bucket/prefix or az://account/container/prefix."""
 
-    code = "unknown_media"
-
 
 class BadImport(BadInput):
     """Nothing was imported from {source}: {problem}."""
-
-    code = "bad_import"
 
 
 class AgentExited(HoldfastError):
     """{what} tried to exit the process with {error}. Only its run failed. Raise an ordinary exception instead."""
 
-    code = "agent_exited"
-
 
 class Stopping(HoldfastError):
     """The server is stopping and could not wait for this request, which may or may not have taken effect. Send it again."""
-
-    code = "stopping"
 
 
 class MissingExtra(HoldfastError):
     """This feature requires the extra `{extra}`. Install it with: pip install 'holdfast[{extra}]'"""
 
-    code = "missing_extra"
-
 
 class ServerError(HoldfastError):
     """The server responded with {status}, {code}: {message}."""
-
-    code = "server_error"
 
 
 class ServerUnavailable(HoldfastError):
     """The server at {url} cannot be reached: {problem}. Check the address, and whether the server is running."""
 
-    code = "server_unavailable"
-
 
 class TurnFailed(HoldfastError):
     """Turn {id} of session {session_id} failed: {reason}"""
 
-    code = "turn_failed"
-
 
 class ApprovalNeeded(HoldfastError):
     """Turn {id} of session {session_id} waits for a decision about {tools}. Answer with `approve` or `deny`, then wait for the result again."""
-
-    code = "approval_needed"
 
     @property
     def calls(self) -> "list[ApprovalRequest]":
@@ -484,16 +356,10 @@ class StepError(HoldfastError):
 class OutcomeUnknown(HoldfastError):
     """Step {step!r} was started, but it is unknown whether it took effect."""
 
-    code = "outcome_unknown"
-
 
 class SignalTimeout(HoldfastError, TimeoutError):
     """The signal {name!r} did not arrive in time."""
 
-    code = "signal_timeout"
-
 
 class StepsDiffer(HoldfastError):
     """The code differs from the record: {asked}, but the next recorded entry is {recorded}. Restore the code, or restart the turn."""
-
-    code = "steps_differ"

@@ -236,6 +236,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "submissions": ("session_id", "position"),
     "schedules": ("id",),
     "usage": ("session_id", "day", "agent", "model"),
+    "budgets": ("per", "name", "daily"),
     "runs": ("session_id", "id"),
     "events": ("session_id", "seq"),
     "drafts": ("session_id", "run_id", "part"),
@@ -291,6 +292,14 @@ SHARED: Final = {
             "session_id id, day count, agent text, model text, owner text, requests count, unpriced count, input_tokens count,"
             " output_tokens count, cache_read_tokens count, cache_write_tokens count, cost_nanos count, tool_calls count,"
             " working_us count",
+        ),
+    ),
+    "budgets": Table(
+        "budgets",
+        ("per", "name", "daily"),
+        _columns(
+            "per text, name text, daily int, period text, requests count, tokens count, cost_nanos count, working_us count,"
+            " most_requests count?, most_tokens count?, most_cost_nanos count?, most_working_us count?, set_at time?, changed_at time",
         ),
     ),
     "commands": replace(BY_NAME["commands"], only=(("session_id", None),)),

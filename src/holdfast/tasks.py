@@ -4,8 +4,9 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -78,3 +79,25 @@ def without_stop_iteration(function: Callable[[], T]) -> Callable[[], T]:
             raise RuntimeError(message) from error
 
     return run
+
+
+@contextmanager
+def ended_with(caller: "asyncio.Task[Any] | None") -> Generator[None, None, None]:
+    """Cancel the current task when the task that runs the agent ends first.
+
+    Pydantic AI calls `wrap_run` in a separate task and abandons it if the run is cancelled right after its start. Without this,
+    that task would wait for the run and hold its session until the process exits.
+    """
+    task = asyncio.current_task()
+    if caller is None or task is None:
+        yield
+        return
+
+    def cancel(_: object) -> None:
+        task.cancel()
+
+    caller.add_done_callback(cancel)
+    try:
+        yield
+    finally:
+        caller.remove_done_callback(cancel)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Generic, Literal, TypeAlias, TypeVar, get_args
 
+from holdfast.budgets import Account
 from holdfast.usage import Usage
 
 Json: TypeAlias = str
@@ -344,7 +345,8 @@ class Batch:
 
     `drafts_done` names the runs whose drafts are now complete messages. `records_dropped` has the kinds and keys of the records to
     delete. `blobs` are the SHA-256s of the media that its
-    messages, effects and events refer to; from now on the session keeps them alive. `usage` is added to the sums of the day. `release` releases the session
+    messages, effects and events refer to; from now on the session keeps them alive. `usage` is added to the sums of the day, and counts towards the budgets of these `accounts`. A batch that `asks` starts a model request,
+    and raises `BudgetReached` if one of them is used up. `release` releases the session
     in the same transaction, with a `status` that is not running. `continue_at` is when a turn that waits continues without an answer; its
     host adds it to the submission. `error` is the reason for the status `failed`; the session keeps
     its first 1,000 characters. A batch of a `chain` is written only if no earlier one failed.
@@ -362,6 +364,8 @@ class Batch:
     records_dropped: Sequence[tuple[str, str]] = ()
     blobs: Sequence[str] = ()
     usage: Sequence[Usage] = ()
+    accounts: Sequence[Account] = ()
+    asks: bool = False
     status: Status | None = None
     waiting_for: str | None = None
     continue_at: datetime | None = None
@@ -441,6 +445,8 @@ class Work:
     """None if the first submission in the queue has used all its attempts, or if the queue is empty. `take` determines which."""
     fresh: bool = False
     """Whether the session has no history yet."""
+    budgeted: bool = False
+    """Whether administrators have set budgets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

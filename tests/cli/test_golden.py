@@ -168,6 +168,20 @@ usage --by owner --agent none
 usage --by month
 usage --by day --from tomorrow
 usage --by day --from 2026-02-01 --to 2026-01-01
+budget list
+budget set owner ada --daily --cost 5.50 --requests 10
+budget set store --tokens 1000
+budget set session nothing --seconds 90
+budget set planet mars --cost 1
+budget set owner --cost 1
+budget set store earth --cost 1
+budget set owner ada
+budget set owner ada --cost much
+budget set owner ada --cost=-1
+budget list
+budget list --kind owner
+budget remove store
+budget list --name nothing
 workers
 sweep
 """

@@ -95,6 +95,37 @@ export interface BinaryPart {
   vendor_metadata?: Record<string, unknown> | null;
 }
 
+/** A budget, and how many sessions wait for it no longer. */
+export interface BudgetChanged {
+  per: "turn" | "session" | "owner" | "agent" | "store";
+  /** The id of the session, the owner or the agent; empty for the store. */
+  name: string;
+  daily: boolean;
+  limits: BudgetLimits;
+  used: BudgetLimits;
+  /** How many sessions that waited for a budget check it again now. */
+  woken: number;
+}
+
+/** A budget that an administrator has set, and what was used in the current period. */
+export interface BudgetInfo {
+  per: "turn" | "session" | "owner" | "agent" | "store";
+  /** The id of the session, the owner or the agent; empty for the store. */
+  name: string;
+  daily: boolean;
+  limits: BudgetLimits;
+  used: BudgetLimits;
+}
+
+/** Limits, or what was used of them. Null means no limit. */
+export interface BudgetLimits {
+  requests: number | null;
+  tokens: number | null;
+  /** Dollars. */
+  cost: number | null;
+  seconds: number | null;
+}
+
 /** A marker up to which a provider may cache the prompt. */
 export interface CachePart {
   kind: "cache-point";
@@ -373,6 +404,11 @@ export interface BashOutputItems {
   next_cursor?: string | null;
 }
 
+export interface BudgetInfoItems {
+  items: Array<BudgetInfo>;
+  next_cursor?: string | null;
+}
+
 export interface CheckpointInfoItems {
   items: Array<CheckpointInfo>;
   next_cursor?: string | null;
@@ -459,6 +495,24 @@ export interface Me {
   demo?: boolean;
 }
 
+/** A budget for one session, the turns of one session, an owner, an agent or the store. Without any limit it is removed. */
+export interface NewBudget {
+  /** Completed model requests. */
+  requests?: number | null;
+  /** Input and output tokens. */
+  tokens?: number | null;
+  /** Dollars. Requests without a known price cost 0. */
+  cost?: number | string | null;
+  /** How long runs work. */
+  seconds?: number | null;
+  /** Whose use is added up. */
+  per: "turn" | "session" | "owner" | "agent" | "store";
+  /** The id of the session, the owner or the agent; empty for the store. */
+  name?: string;
+  /** Whether it begins again each day, in UTC. */
+  daily?: boolean;
+}
+
 /** A command to run. Unknown fields are ignored, because clients of other agent servers may send more. */
 export interface NewCommand {
   /** The command line for bash. */
@@ -519,7 +573,7 @@ export interface NewSession {
   id?: string | null;
   /** By default the first line of the first message. */
   title?: string;
-  /** Your own keys. Reserved: `model` (one of the agent's models) and `attached` (`true`, or an object with `grace` in seconds, at least 1, and `on_unwatched`: `handover` or `interrupt`). */
+  /** Your own keys. Reserved: `model` (one of the agent's models) and `attached` (`true`, or an object with `grace` in seconds, at least 1, and `on_unwatched`: `handover` or `interrupt`), and `budgets` (a list, per `turn` or `session`). */
   metadata?: Record<string, unknown>;
   /** The owner, if not you. For administrators. */
   owner?: string | null;
@@ -1014,4 +1068,4 @@ export interface WorkerInfo {
 }
 
 /** The codes of the errors. A newer server may have others. */
-export type ErrorCode = "agent_exited" | "approval_needed" | "archive_failed" | "archive_too_new" | "bad_archive" | "bad_cursor" | "bad_id" | "bad_import" | "bad_input" | "bad_key" | "bad_settings" | "bad_text" | "bad_uri" | "bad_usage" | "bad_uuid" | "command_lost" | "conflict" | "credential_sealed" | "error" | "event_not_found" | "folder_not_found" | "forbidden" | "history_too_large" | "holder_lost" | "id_unavailable" | "key_reused" | "lease_lost" | "media_collected" | "media_damaged" | "media_denied" | "media_error" | "media_full" | "media_not_found" | "media_unavailable" | "missing_extra" | "not_cleaned" | "not_found" | "outcome_unknown" | "payload_too_large" | "queue_full" | "retention_refused" | "server_error" | "server_unavailable" | "session_busy" | "session_cleaned" | "session_erased" | "session_exists" | "session_moved" | "session_not_found" | "shell_closed" | "shell_unavailable" | "signal_timeout" | "step_failed" | "steps_differ" | "stopping" | "store_busy" | "store_closed" | "store_corrupt" | "store_error" | "store_forked" | "store_full" | "store_in_use" | "store_missing" | "store_read_only" | "store_replaced" | "store_too_new" | "store_too_old" | "store_unavailable" | "sweep_running" | "too_many_exports" | "turn_failed" | "turn_in_progress" | "turn_not_retriable" | "unauthenticated" | "unknown_media" | "unknown_store" | "version_conflict";
+export type ErrorCode = "agent_exited" | "approval_needed" | "archive_failed" | "archive_too_new" | "bad_archive" | "bad_cursor" | "bad_id" | "bad_import" | "bad_input" | "bad_key" | "bad_settings" | "bad_text" | "bad_uri" | "bad_usage" | "bad_uuid" | "budget_reached" | "command_lost" | "conflict" | "credential_sealed" | "error" | "event_not_found" | "folder_not_found" | "forbidden" | "history_too_large" | "holder_lost" | "id_unavailable" | "key_reused" | "lease_lost" | "media_collected" | "media_damaged" | "media_denied" | "media_error" | "media_full" | "media_not_found" | "media_unavailable" | "missing_extra" | "not_cleaned" | "not_found" | "outcome_unknown" | "payload_too_large" | "queue_full" | "retention_refused" | "server_error" | "server_unavailable" | "session_busy" | "session_cleaned" | "session_erased" | "session_exists" | "session_moved" | "session_not_found" | "shell_closed" | "shell_unavailable" | "signal_timeout" | "step_failed" | "steps_differ" | "stopping" | "store_busy" | "store_closed" | "store_corrupt" | "store_error" | "store_forked" | "store_full" | "store_in_use" | "store_missing" | "store_read_only" | "store_replaced" | "store_too_new" | "store_too_old" | "store_unavailable" | "sweep_running" | "too_many_exports" | "turn_failed" | "turn_in_progress" | "turn_not_retriable" | "unauthenticated" | "unknown_media" | "unknown_store" | "version_conflict";

@@ -104,7 +104,7 @@ class NewSession(RequestBody):
     metadata: dict[str, Any] = Field(
         default_factory=dict,
         description="Your own keys. Reserved: `model` (one of the agent's models) and `attached` (`true`, or an object with `grace`"
-        " in seconds, at least 1, and `on_unwatched`: `handover` or `interrupt`).",
+        " in seconds, at least 1, and `on_unwatched`: `handover` or `interrupt`), and `budgets` (a list, per `turn` or `session`).",
     )
     owner: Name | None = Field(None, description="The owner, if not you. For administrators.")
 

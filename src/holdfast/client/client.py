@@ -3,8 +3,10 @@
 from collections.abc import AsyncGenerator, Collection
 from contextlib import suppress
 from datetime import date
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from holdfast.api.budgets import BudgetChanged, BudgetInfo
 from holdfast.api.models import (
     AuditRecord,
     Health,
@@ -19,6 +21,7 @@ from holdfast.api.models import (
 from holdfast.api.retention import SweepResult
 from holdfast.api.schedules import ScheduleInfo
 from holdfast.api.usage import UsageInfo
+from holdfast.budgets import Per
 from holdfast.client.output import OutputType, output_type_of
 from holdfast.client.run import RunHandle
 from holdfast.client.schedule import ScheduleHandle
@@ -241,6 +244,40 @@ class Client:
         }
         params |= {"first": first and first.isoformat(), "last": last and last.isoformat(), "limit": 1000}
         return self._transport.items(UsageInfo, "/api/usage", params)
+
+    async def set_budget(
+        self,
+        per: Per,
+        name: str = "",
+        *,
+        daily: bool = False,
+        requests: int | None = None,
+        tokens: int | None = None,
+        cost: Decimal | float | None = None,
+        seconds: float | None = None,
+    ) -> BudgetChanged:
+        """Set the budget of one session, its turns, an owner, an agent or the store, which has no name. For administrators.
+
+        Sessions that wait for it continue if it allows that. `cost` is in dollars.
+        """
+        dollars = None if cost is None else str(cost)
+        limits = {"requests": requests, "tokens": tokens, "cost": dollars, "seconds": seconds}
+        given = {key: limit for key, limit in limits.items() if limit is not None}
+        if not given:
+            raise BadInput(problem="a budget needs a limit: requests, tokens, cost or seconds")
+        return await self._budget(per, name, daily=daily, **given)
+
+    async def remove_budget(self, per: Per, name: str = "", *, daily: bool = False) -> BudgetChanged:
+        """Remove a budget that an administrator has set. Those of the settings and of agents apply again. For administrators."""
+        return await self._budget(per, name, daily=daily)
+
+    async def _budget(self, per: Per, name: str, **given: Any) -> BudgetChanged:
+        body = {"per": per, "name": name, **given}
+        return await self._transport.call(BudgetChanged, "PUT", "/api/budgets", json=body)
+
+    def budgets(self, *, per: Per | None = None, name: str | None = None) -> AsyncGenerator[BudgetInfo, None]:
+        """Yield the budgets that administrators have set, with what was used: all, or those of your owner name."""
+        return self._transport.items(BudgetInfo, "/api/budgets", {"per": per, "name": name, "limit": 1000})
 
     async def inbox(self) -> Inbox:
         """Return the sessions that wait for a person, longest wait first."""

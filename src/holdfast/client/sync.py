@@ -3,11 +3,13 @@
 from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from pydantic_ai.messages import ModelMessage, UserContent
 
+from holdfast.api.budgets import BudgetChanged, BudgetInfo
 from holdfast.api.models import (
     AgentState,
     AuditRecord,
@@ -40,6 +42,7 @@ from holdfast.api.shell import (
 from holdfast.api.submissions import SubmissionDetail, SubmissionInfo
 from holdfast.api.usage import UsageInfo
 from holdfast.approval import ApprovalRequest
+from holdfast.budgets import Per
 from holdfast.client.client import Client
 from holdfast.client.connection import connect
 from holdfast.client.run import RunHandle
@@ -702,6 +705,37 @@ class SyncClient(SyncHandle[Client]):
                 by, first=first, last=last, owner=owner, agent=agent, model=model, session_id=session_id
             )
         )
+
+    def set_budget(
+        self,
+        per: Per,
+        name: str = "",
+        *,
+        daily: bool = False,
+        requests: int | None = None,
+        tokens: int | None = None,
+        cost: Decimal | float | None = None,
+        seconds: float | None = None,
+    ) -> BudgetChanged:
+        """Set the budget of one session, its turns, an owner, an agent or the store, which has no name. For administrators.
+
+        Sessions that wait for it continue if it allows that. `cost` is in dollars.
+        """
+        return self._loop.run(
+            self._handle.set_budget(
+                per, name, daily=daily, requests=requests, tokens=tokens, cost=cost, seconds=seconds
+            )
+        )
+
+    def remove_budget(self, per: Per, name: str = "", *, daily: bool = False) -> BudgetChanged:
+        """Remove a budget that an administrator has set. Those of the settings and of agents apply again. For administrators."""
+        return self._loop.run(self._handle.remove_budget(per, name, daily=daily))
+
+    def budgets(
+        self, *, per: Per | None = None, name: str | None = None
+    ) -> Generator[BudgetInfo, None, None]:
+        """Yield the budgets that administrators have set, with what was used: all, or those of your owner name."""
+        return self._loop.iterate(self._handle.budgets(per=per, name=name))
 
     def inbox(self) -> Inbox:
         """Return the sessions that wait for a person, longest wait first."""

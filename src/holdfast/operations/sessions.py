@@ -19,6 +19,7 @@ from holdfast.api.models import (
     StateVersion,
 )
 from holdfast.approval import ApprovalRequest
+from holdfast.budgets import own_budgets
 from holdfast.errors import BadInput, Forbidden, IdUnavailable, SessionErased, SessionExists
 from holdfast.framework_sessions import refuse_foreign
 from holdfast.ids import did_you_mean
@@ -86,7 +87,9 @@ def refuse_unknown_agent(service: Service, agent: str) -> None:
 
 def _metadata(given: dict[str, Any]) -> str:
     parse_attachment(given.get("attached"))
-    return strict_json(given, "metadata")
+    text = strict_json(given, "metadata")
+    own_budgets(text)
+    return text
 
 
 @operation("GET", "/api/sessions", "user", ClientMethod("Client.sessions", "sessions list"), topic="sessions")
@@ -155,6 +158,8 @@ async def change_session(caller: Caller, session_id: SessionId, body: SessionCha
         actor=caller.actor,
         is_admin=caller.principal.is_admin,
     )
+    if body.metadata is not None:
+        await caller.store.wake_for_budgets("session", session_id)
     return SessionInfo.of(changed)
 
 

@@ -14,6 +14,7 @@ _TOPICS = (
     "workers",
     "inbox",
     "usage",
+    "budgets",
     "credentials",
     "commands",
     "retention",

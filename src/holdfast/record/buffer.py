@@ -12,11 +12,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, UserContent, UserPromptPart
 
-from holdfast.errors import Conflict, HoldfastError, MediaCollected
+from holdfast.errors import BudgetReached, Conflict, HoldfastError, MediaCollected
 from holdfast.ids import new_id
 from holdfast.jsontext import lenient_json
 from holdfast.record import ledger
@@ -26,8 +26,12 @@ from holdfast.record.offloader import MediaOffloader
 from holdfast.record.open_calls import pending_calls
 from holdfast.record.run_host import RunHost
 from holdfast.record.usage import UsageMeter
+from holdfast.record.waits import Suspended, Wait, for_budget
 from holdfast.store import Store
 from holdfast.types import Batch, Chain, Checkpoint, CheckpointKind, Effect, Lease, NewEvent, Run
+
+if TYPE_CHECKING:
+    from holdfast.budgets import Account
 
 _A_MOMENT = 0.005
 """How many seconds the end of a tool call, or the start of one that changes nothing, may wait for the next batch."""
@@ -190,9 +194,16 @@ class BatchWriter(ABC):
         chain = batch.chain = batch.chain or self._chain
         try:
             await self.store.write(self.lease, batch)
+        except BudgetReached:
+            raise  # nothing is lost: the run writes the rest of the batch
         except HoldfastError as error:
             chain.failed = chain.failed or error
             raise
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more is written."""
+        return self._is_closed
 
     def close(self) -> None:
         """Refuse to write anything more: nothing may follow the end of the run."""
@@ -244,6 +255,8 @@ class Buffer(BatchWriter):
         self._calls = calls  # has the effects for the next batch
         self._history = history
         self.meter = UsageMeter(run.agent, store.settings.prices)
+        self.accounts: Sequence[Account] = ()
+        """What the run counts towards."""
         self._events: list[NewEvent] = []  # for the next batch
         self.receiving = asyncio.Lock()
         """Held while a wait receives a signal, so that no other one receives it."""
@@ -350,6 +363,40 @@ class Buffer(BatchWriter):
         batch.events = [*batch.events, *last]
         await self.write(batch)
 
+    async def ask(self, batch: Batch, asks: NewEvent, effect: Effect | None = None) -> None:
+        """Write a batch with the event, and the ledger entry of a step, that may ask a model, before it is asked.
+
+        If a budget is used up, the batch is written without these, and this raises `BudgetReached`.
+        """
+        if not self.accounts:
+            self.start(batch)
+            return
+        batch.asks = True
+        try:
+            await self.write(batch)
+        except BudgetReached:
+            batch.asks = False
+            batch.events = [event for event in batch.events if event is not asks]
+            if effect is not None:
+                batch.effects = [each for each in batch.effects if each.call_id != effect.call_id]
+            if isinstance(self._error, BudgetReached):
+                self._error = None
+            await self.write(batch)
+            raise
+
+    async def start_step(self, effect: Effect, started: NewEvent, waits: list[Wait] | None) -> None:
+        """Write the start of a step. One of a plain agent, which has `waits`, may ask a model: if a budget is used up, the turn is suspended."""
+        if waits is None or not self.accounts:
+            await self.write_effects([effect], started)
+            return
+        batch = self.take_pending([effect])
+        batch.events = [*batch.events, started]
+        try:
+            await self.ask(batch, started, effect)
+        except BudgetReached as reached:
+            waits.append(for_budget(reached, effect.run_id, await self.store.now()))
+            raise Suspended from None
+
     def add_effect(self, effect: Effect) -> None:
         """Write the end of a step with the next batch, or within milliseconds."""
         self._calls.changed.append(effect)
@@ -382,6 +429,7 @@ class Buffer(BatchWriter):
         self._calls.changed = [*batch.effects, *self._calls.changed]
         batch.effects = self._calls.take(effects)
         batch.usage = self.meter.take(batch.usage)
+        batch.accounts = self.accounts
         self._events = []
         return batch
 

@@ -13,12 +13,11 @@ from collections.abc import (
     AsyncIterable,
     Callable,
     Collection,
-    Generator,
     Iterable,
     Mapping,
     Sequence,
 )
-from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,7 +32,8 @@ from pydantic_ai.run import AgentRunResult
 from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.toolsets import AbstractToolset, ToolsetTool, WrapperToolset
 
-from holdfast.errors import AgentExited, BadInput
+from holdfast.budgets import Budget
+from holdfast.errors import AgentExited, BadInput, BudgetReached
 from holdfast.ids import check_choice, check_id, check_name, title_from
 from holdfast.jsontext import lenient_json
 from holdfast.media import MediaStore
@@ -41,18 +41,19 @@ from holdfast.record import ledger
 from holdfast.record.buffer import Beginning, Buffer
 from holdfast.record.calls import Calls, missing_tools
 from holdfast.record.delegates import Delegate, continue_delegate
-from holdfast.record.ending import complete_run, fail_run
+from holdfast.record.ending import complete_run, fail_run, wait_for_budget
 from holdfast.record.history import open_history
 from holdfast.record.ledger import Policy
 from holdfast.record.offloader import MediaOffloader
 from holdfast.record.open_calls import close_open_calls, pending_calls
 from holdfast.record.probes import Probe
-from holdfast.record.run_host import RunHost, RunStart, StandaloneRun
+from holdfast.record.run_host import RunHost, RunStart, StandaloneRun, waited_runs
 from holdfast.record.steps import current_steps
 from holdfast.record.threads import RunThreads
 from holdfast.record.tool_execution import ToolExecution, run_event
 from holdfast.record.undo import AnyUndo, undos_by_name
 from holdfast.store import Store, open_store
+from holdfast.tasks import ended_with
 from holdfast.tracing import mark_span
 from holdfast.types import Run
 
@@ -89,7 +90,7 @@ class Holdfast(AbstractCapability[Any]):
     in its metadata: `metadata={"recovery": "retry", "probe": …}`. `undo` lists the functions that undo steps. New sessions belong to `owner`. The default is the owner of the
     parent run, or `local` if there is none. Sessions of other owners are treated as missing. Content of at least
     `media_threshold` bytes is moved to the `media` store. Both parameters default to the store's settings. `run_id` sets the id
-    of the run, which must be new. A capability passed to a run replaces the agent's own. `host` is for workers: it holds the
+    of the run, which must be new. `budgets` limit its turns, its session and the agent. A capability passed to a run replaces the agent's own. `host` is for workers: it holds the
     session's lease and may stop the run.
 
     Raises `UnknownStore` for an invalid URL and `BadInput` for other invalid values when it is created.
@@ -112,6 +113,7 @@ class Holdfast(AbstractCapability[Any]):
         media: MediaStore | None = None,
         media_threshold: int | None = None,
         fresh: bool = False,
+        budgets: Sequence[Budget] = (),
     ) -> None:
         _check_store(store)
         for name, what in ((agent, "agent"), (owner, "owner")):
@@ -124,6 +126,7 @@ class Holdfast(AbstractCapability[Any]):
             check_choice(policy, get_args(Policy), f"recovery policy of tool {tool!r}")
         self.id = "holdfast"
         self.fresh = fresh
+        self.budgets = tuple(budgets)
         self.media = media
         self.media_threshold = media_threshold
         self.store = store
@@ -179,6 +182,10 @@ class _Unapproving(WrapperToolset[Any]):
         return await super().call_tool(name, tool_args, ctx, tool)
 
 
+def _opened(store: Store | str) -> AbstractAsyncContextManager[Store]:
+    return open_store(store) if isinstance(store, str) else nullcontext(store)
+
+
 class _Recorder(AbstractCapability[Any]):
     """Records one run. Its hooks are in the order in which they are called."""
 
@@ -222,8 +229,8 @@ class _Recorder(AbstractCapability[Any]):
         self.run_id = ctx.run_id
         agent = self._settings.agent or getattr(ctx.agent, "name", None) or "agent"
         self._delegate = Delegate.of_run(ctx.run_id)
-        with _ended_with(self._caller):
-            async with self._opened() as self.store:
+        with ended_with(self._caller):
+            async with _opened(self._settings.store) as self.store:
                 self._use_store(ctx.prompt)
                 self.session_id = self._own_session(ctx.conversation_id)
                 earlier: Run | None = None
@@ -252,17 +259,18 @@ class _Recorder(AbstractCapability[Any]):
                         await self._delegate.ended(run, self._calls, result, questions)
                     return result
 
-    def _opened(self) -> AbstractAsyncContextManager[Store]:
-        store = self._settings.store
-        return open_store(store) if isinstance(store, str) else nullcontext(store)
-
     def _use_store(self, prompt: str | Sequence[UserContent] | None) -> None:
         settings = self._settings
         self._offloader = MediaOffloader(self.store, settings.media, settings.media_threshold)
         texts = [prompt] if isinstance(prompt, str) else prompt or []
         title = next((title for text in texts if isinstance(text, str) and (title := title_from(text))), "")
         self._host = settings.host or StandaloneRun(
-            self.store, self._offloader, owner=self.owner, ttl=settings.lease_ttl, title=title
+            self.store,
+            self._offloader,
+            owner=self.owner,
+            ttl=settings.lease_ttl,
+            title=title,
+            budgets=settings.budgets,
         )
 
     def _own_session(self, conversation_id: str) -> str:
@@ -334,7 +342,15 @@ class _Recorder(AbstractCapability[Any]):
             self.buffer.start(self.buffer.take_step(ctx.messages, "settled", ctx.run_step))
             await self._host.settled()
         started = run_event(ctx, "model_request_started")
-        self.buffer.start(self.buffer.take_step(ctx.messages, "settled", ctx.run_step, started))
+        try:
+            await self.buffer.ask(
+                self.buffer.take_step(ctx.messages, "settled", ctx.run_step, started), started
+            )
+        except BudgetReached as reached:
+            wait = await wait_for_budget(self.buffer, self._host, ctx.messages, reached)
+            if self._delegate is not None:
+                await self._delegate.suspended(wait)
+            raise
         try:
             response, counted = await self.buffer.meter.request(
                 handler(request_context), request_context.model.model_name
@@ -418,7 +434,7 @@ class _Recorder(AbstractCapability[Any]):
         """Find the position in the recorded history where this run continues, and record its start."""
         lease = start.lease
         history = await open_history(self.store, lease.session_id, start.checkpoint, start.messages)
-        waited = await self._waited(start)
+        waited = await waited_runs(self.store, start)
         self._calls = Calls(self.run_id, self._settings.policies, self._settings.probes)
         await self._inherit_calls(ctx, start)
         metadata = lenient_json(self._metadata)
@@ -432,18 +448,12 @@ class _Recorder(AbstractCapability[Any]):
             history=history,
         )
         self.buffer.meter.model = ctx.model.model_name
+        inner = self.outer is not None and self.outer.is_active
+        self.buffer.accounts = self.outer.buffer.accounts if self.outer and inner else self._host.accounts
         started = run_event(ctx, "run_started", agent=agent, parent=self._parent)
         if self.outer is not None and self.outer.is_active:
             self.outer.record_call()
         self.buffer.begin(Beginning(started, list(ctx.messages), ctx.prompt, waited))
-
-    async def _waited(self, start: RunStart) -> list[Run]:
-        """Return the preceding run as completed if it waits for the answers that this run received."""
-        at = start.checkpoint
-        if at is None or at.run_id is None or not pending_calls(start.messages):
-            return []
-        last = await self.store.run(at.run_id)
-        return [replace(last, status="completed")] if last.status == "waiting" else []
 
     async def _inherit_calls(self, ctx: RunContext[Any], start: RunStart) -> None:
         """Take over the open calls: this run carries them out, or has received their answers."""
@@ -475,25 +485,3 @@ class _Recorder(AbstractCapability[Any]):
     async def _fail(self, error: BaseException) -> None:
         """Record the end of the run as its host decides."""
         await fail_run(self.buffer, self._host, error, self._threads)
-
-
-@contextmanager
-def _ended_with(caller: "asyncio.Task[Any] | None") -> Generator[None, None, None]:
-    """Cancel the current task when the task that runs the agent ends first.
-
-    Pydantic AI calls `wrap_run` in a separate task and abandons it if the run is cancelled right after its start. Without this,
-    that task would wait for the run and hold its session until the process exits.
-    """
-    task = asyncio.current_task()
-    if caller is None or task is None:
-        yield
-        return
-
-    def cancel(_: object) -> None:
-        task.cancel()
-
-    caller.add_done_callback(cancel)
-    try:
-        yield
-    finally:
-        caller.remove_done_callback(cancel)

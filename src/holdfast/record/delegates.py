@@ -31,7 +31,7 @@ from holdfast.record.ledger import CallRef
 from holdfast.record.resume_point import find_resume_point
 from holdfast.record.run_host import RunHost
 from holdfast.record.steps import Steps, current_steps
-from holdfast.record.waits import Waiting, first
+from holdfast.record.waits import Wait, Waiting, first
 from holdfast.store import Store
 from holdfast.types import Effect, Run
 
@@ -125,6 +125,11 @@ class Delegate:
         await self._write(facts)
         raise Waiting(facts)
 
+    async def suspended(self, wait: Wait) -> None:
+        """Record that it waits for a budget, and raise `Waiting`, which suspends the tool call."""
+        await self._write(wait.facts())
+        raise Waiting(wait.facts())
+
     async def repeated(
         self, store: Store, agent: Any, run: Run, media: MediaStore | None
     ) -> AgentRunResult[Any]:
@@ -137,7 +142,7 @@ class Delegate:
 
     def failed(self, error: BaseException) -> None:
         """Record that it has failed, if it did so by itself. A repeated call receives the failure."""
-        if isinstance(error, Exception) and not isinstance(error, HoldfastError):
+        if isinstance(error, Exception) and not isinstance(error, HoldfastError | Waiting):
             self._end("failed", ledger.describe(error))
 
     async def _write(self, facts: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import BudgetReached, HoldfastError
 from holdfast.jsontext import lenient_json
 from holdfast.record import ledger
 from holdfast.record.buffer import Buffer
@@ -20,7 +20,7 @@ from holdfast.record.open_calls import pending_calls
 from holdfast.record.partial import partial_response
 from holdfast.record.run_host import Failure, RunHost
 from holdfast.record.threads import RunThreads
-from holdfast.record.waits import Wait, first
+from holdfast.record.waits import Wait, first, for_budget
 from holdfast.types import Batch, Effect, Json, NewEvent, Run
 
 
@@ -70,6 +70,15 @@ async def complete_run(
     return questions
 
 
+async def wait_for_budget(
+    buffer: Buffer, host: RunHost, messages: list[ModelMessage], reached: BudgetReached
+) -> Wait:
+    """Record that a run waits for a budget. Its turn continues with the model request that was not sent."""
+    wait = for_budget(reached, buffer.run.id, await buffer.store.now())
+    await complete_run(buffer, host, messages, None, waits={wait.ref[1]: wait})
+    return wait
+
+
 async def _questions(
     buffer: Buffer, host: RunHost, asked: Sequence[dict[str, Any]], deadlines: Mapping[str, Deadline]
 ) -> list[dict[str, Any]]:
@@ -103,6 +112,8 @@ def continues_at(questions: Iterable[Mapping[str, Any]], waits: Iterable[Wait]) 
 async def fail_run(buffer: Buffer, host: RunHost, error: BaseException, threads: RunThreads) -> None:
     """Record the end of a run as its host decides, when its threads have ended. Its earlier steps are already recorded."""
     run: Run | None = None
+    if buffer.is_closed:
+        return  # it waits for a budget, and its end is recorded
     stop = await threads.recorded()
     await buffer.finish()  # then it is known whether all steps are recorded
     failure = None if buffer.lease.lost else host.failure(error, buffer.failed)

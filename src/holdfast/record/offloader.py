@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from holdfast.errors import MediaCollected
+from holdfast.errors import BudgetReached, MediaCollected
 from holdfast.media import MediaStore, open_media, walker
 from holdfast.media.messages import check_threshold, move_back, move_out
 from holdfast.record.loading import admit
@@ -85,11 +85,13 @@ class MediaOffloader:
             await self.move_out(batch)
             try:
                 await write(batch)
-            except MediaCollected:
+            except (MediaCollected, BudgetReached) as error:
                 if not left:
                     raise
                 batch.messages, batch.effects = whole.messages, whole.effects
                 batch.events, batch.blobs = whole.events, whole.blobs
+                if isinstance(error, BudgetReached):
+                    raise  # without its last event, the batch is written again
                 if batch.chain is not None:
                     batch.chain.failed = None
             else:

@@ -229,5 +229,7 @@ async def _recording(
         lease_ttl=own.lease_ttl,
         media=own.media,
         media_threshold=own.media_threshold,
-        host=StandaloneRun(store, offloader, owner=owner, ttl=own.lease_ttl, continues=latest),
+        host=StandaloneRun(
+            store, offloader, owner=owner, ttl=own.lease_ttl, continues=latest, budgets=own.budgets
+        ),
     )

@@ -7,19 +7,21 @@ The recorder calls a `RunHost`. For a run that an application starts this is a `
 import asyncio
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import EllipsisType, MappingProxyType
 from typing import Any, Literal, Protocol
 
 from pydantic_ai.messages import ModelMessage
 
-from holdfast.errors import Conflict, NotFound
+from holdfast.budgets import Account, Budget, own_budgets
+from holdfast.errors import BudgetReached, Conflict, NotFound
 from holdfast.framework_sessions import refuse_foreign
 from holdfast.leases import hold_lease
 from holdfast.record.history import load, read_history
 from holdfast.record.offloader import MediaOffloader
+from holdfast.record.open_calls import pending_calls
 from holdfast.store import Store
-from holdfast.types import Batch, Checkpoint, Lease, Run
+from holdfast.types import Batch, Checkpoint, Lease, Run, Session
 
 CANCELLATIONS = asyncio.CancelledError, KeyboardInterrupt, GeneratorExit
 """The errors that end a run because it was stopped from outside."""
@@ -57,6 +59,9 @@ class RunHost(Protocol):
     undoable: bool = False
     """Whether a step of the turn can be undone."""
 
+    accounts: Sequence[Account] = ()
+    """What the run counts towards."""
+
     def enter(self, session_id: str, run_id: str, agent: str) -> AbstractAsyncContextManager[RunStart]:
         """Hold the session while the run is recorded."""
         ...
@@ -86,6 +91,23 @@ class RunHost(Protocol):
         """Handle the end of the recording: nothing more is written. `run` is the run in its final state if that is recorded."""
 
 
+async def waited_runs(store: Store, start: RunStart) -> list[Run]:
+    """Return the preceding run as completed if it waits for the answers that this run received."""
+    at = start.checkpoint
+    if at is None or at.run_id is None or not pending_calls(start.messages):
+        return []
+    last = await store.run(at.run_id)
+    return [replace(last, status="completed")] if last.status == "waiting" else []
+
+
+async def open_accounts(
+    store: Store, session: Session, budgets: Sequence[Budget], *, turn: str
+) -> tuple[Sequence[Account], BudgetReached | None]:
+    """Return what a turn counts towards, with the budgets of the settings, its agent and its session, and the first that is used up."""
+    own = own_budgets(session.metadata)
+    return await store.open_budgets(session, [*store.settings.budgets, *budgets, *own], turn=turn)
+
+
 class StandaloneRun(RunHost):
     """A run that an application starts. It creates its session, with this title, if there is none, and holds the lease itself.
 
@@ -102,7 +124,9 @@ class StandaloneRun(RunHost):
         ttl: float | None,
         title: str = "",
         continues: Checkpoint | EllipsisType | None = ...,
+        budgets: Sequence[Budget] = (),
     ) -> None:
+        self._budgets = budgets
         self._continues = continues
         self._store = store
         self._offloader = offloader
@@ -122,6 +146,7 @@ class StandaloneRun(RunHost):
             raise Conflict(
                 problem=f"run {run.id} is already recorded, and an explicit run id can be used only once"
             )
+        self.accounts, _ = await open_accounts(self._store, session, self._budgets, turn=run_id)
         async with hold_lease(self._store, session_id, ttl=self._ttl) as lease:
             latest = (await self._store.checkpoints(session_id=session_id, limit=1)).items
             if self._continues is not ... and (latest[0] if latest else None) != self._continues:

@@ -28,7 +28,7 @@ from holdfast.record.step_requests import StepPolicy, StepRequest
 from holdfast.record.step_tasks import StepTasks
 from holdfast.record.threads import RunThreads, ThreadedCall
 from holdfast.record.undo import Undo, UndoFunction, find_undo, undo_record
-from holdfast.record.waits import Wait
+from holdfast.record.waits import Suspended, Wait
 from holdfast.store import Store
 from holdfast.types import Effect, NewEvent
 
@@ -288,7 +288,7 @@ class Steps:
                     started = self.event(
                         "step_started", request.facts(attempt=effect.attempts, **request.undo_facts())
                     )
-                    await self.buffer.write_effects([effect], started)
+                    await self.buffer.start_step(effect, started, self.waits if self.decide else None)
                     value = await _called(request, call, self.threads)
                 except BaseException as error:
                     effect = self._running[request.ref]
@@ -445,10 +445,6 @@ def failed_steps(error: BaseException) -> list[str]:
         if before is not None:
             left.append(before)
     return found
-
-
-class Suspended(BaseException):
-    """Raised when the turn must wait for a person. Not an `Exception`, so that agent code does not catch it."""
 
 
 class StepApproval(ApprovalRequired):

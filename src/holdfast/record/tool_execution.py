@@ -16,7 +16,7 @@ from pydantic_ai.messages import ToolCallPart, ToolReturnPart
 from pydantic_ai.tools import ToolDefinition
 
 from holdfast.counting import count
-from holdfast.errors import AgentExited, OutcomeUnknown, StepsDiffer
+from holdfast.errors import AgentExited, BudgetReached, OutcomeUnknown, StepsDiffer
 from holdfast.jsontext import lenient_json
 from holdfast.record import ledger
 from holdfast.record.buffer import Buffer
@@ -126,6 +126,13 @@ class ToolExecution:
             ledger.report_unknown(
                 effect, self.call.tool_name, self.call.tool_call_id, str(error.facts["step"])
             )
+        except BudgetReached as reached:  # of a delegate that cannot be suspended: the model is told, and then the run itself waits
+            failed = ToolReturnPart(
+                self.call.tool_name, str(reached), self.call.tool_call_id, outcome="failed"
+            )
+            self._count("failed", began)
+            await self._record_error(effect, error := ToolFailedError(failed))
+            raise error from None
         except BaseException as error:
             if _can_be_recorded(error, task) and not self.buffer.caused(error):
                 self._count(_outcome(error), began)

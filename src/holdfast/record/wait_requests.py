@@ -8,8 +8,8 @@ from typing import Any
 from holdfast.errors import BadInput, SignalTimeout, StepsDiffer
 from holdfast.ids import check_time
 from holdfast.record import ledger, waits
-from holdfast.record.steps import Steps, Suspended, label, required_steps
-from holdfast.record.waits import Wait, Waiting, WaitKind
+from holdfast.record.steps import Steps, label, required_steps
+from holdfast.record.waits import Suspended, Wait, Waiting, WaitKind
 from holdfast.types import SIGNAL, Effect, Json
 
 

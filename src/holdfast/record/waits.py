@@ -7,12 +7,12 @@ when the signal has arrived. Then the tool or function runs again from its top, 
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, Self, TypeAlias
 
 from pydantic_ai.exceptions import CallDeferred
 
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, BudgetReached
 from holdfast.ids import check_id, check_time
 from holdfast.jsontext import lenient_json
 from holdfast.record import ledger
@@ -20,7 +20,7 @@ from holdfast.record.ledger import CallRef
 from holdfast.store import Store
 from holdfast.types import Effect, Json
 
-WaitKind: TypeAlias = Literal["sleep", "signal", "delegate"]
+WaitKind: TypeAlias = Literal["sleep", "signal", "delegate", "budget"]
 LONGEST: Final = timedelta(days=3653)
 """The longest wait: ten years."""
 
@@ -35,6 +35,8 @@ class Wait:
     name: str | None = None
     questions: tuple[dict[str, Any], ...] = ()
     """The open questions of a delegate."""
+    budget: str | None = None
+    """The budget that is used up."""
 
     @classmethod
     def of(cls, effect: Effect) -> Self | None:
@@ -49,12 +51,18 @@ class Wait:
             until=None if until is None else datetime.fromisoformat(until),
             name=facts.get("name"),
             questions=tuple(facts.get("questions", ())),
+            budget=facts.get("budget"),
         )
 
     def facts(self) -> dict[str, Any]:
         """Return its kind, its time and its signal, as JSON."""
         until = {} if self.until is None else {"until": self.until.isoformat()}
-        return {"wait": self.kind, **until, **({} if self.name is None else {"name": self.name})}
+        named = {"name": self.name, "budget": self.budget}
+        return {
+            "wait": self.kind,
+            **until,
+            **{key: value for key, value in named.items() if value is not None},
+        }
 
     def as_effect(self) -> Effect:
         """Return its ledger entry."""
@@ -71,8 +79,21 @@ class Wait:
         return self.until is not None and self.until <= now
 
     def __str__(self) -> str:
+        if self.budget is not None:
+            return f"the budget of {self.budget}"
         what = {"sleep": "timer", "delegate": "delegate"}.get(self.kind, f"signal {self.name!r}")
         return what if self.until is None else f"{what} until {self.until.isoformat(timespec='seconds')}"
+
+
+def for_budget(reached: BudgetReached, run_id: str, now: datetime) -> Wait:
+    """Return the wait of a run whose budget is used up. It is checked again when the next day begins."""
+    midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    budget = "{budget}: {used} of {limit}".format_map(reached.facts)
+    return Wait(ref=(run_id, "~budget"), kind="budget", until=midnight + timedelta(days=1), budget=budget)
+
+
+class Suspended(BaseException):
+    """Raised when the turn must wait. Not an `Exception`, so that agent code does not catch it."""
 
 
 class Waiting(CallDeferred):

@@ -36,7 +36,7 @@ from holdfast.usage import USAGE_SUMS
 NAME = "copy"
 """The name under which it joins as a holder."""
 _PAGE = 100
-_OTHERS: Final = tuple(name for name in SHARED if name not in {"cleaned", "tombstones", "usage"})
+_OTHERS: Final = tuple(name for name in SHARED if name not in {"cleaned", "tombstones", "usage", "budgets"})
 _RUNNING: Final = b'"ended_at":null'
 
 
@@ -132,6 +132,7 @@ class _Copy:
         """
         await self._shared_rows("tombstones")
         await self._shared_rows("usage")
+        await self._shared_rows("budgets")
         async for session in _sessions(self._source):
             if session.status != "cleaned":
                 with self._failing(session.id):
@@ -141,7 +142,7 @@ class _Copy:
                 await self._cleaned(row)
         for name in _OTHERS:
             await self._shared_rows(name)
-        for name in ("tombstones", "usage", *_OTHERS):
+        for name in ("tombstones", "usage", "budgets", *_OTHERS):
             await self._compare(name)
         return self._done
 
@@ -224,7 +225,8 @@ class _Copy:
     async def _compare(self, name: str) -> None:
         """Read the rows of a table in both stores, in order, and report those that are missing or different in the target.
 
-        A schedule may be different: it has moved, and may have continued in the target. Usage there may have grown.
+        A schedule may be different: it has moved, and may have continued in the target. Usage there may have grown, and so may what counts
+        towards a budget.
         """
         key = SHARED[name].key
         async with aclosing(_rows(self._source, name)) as ours, aclosing(_rows(self._target, name)) as theirs:
@@ -244,6 +246,8 @@ def _is_same(name: str, row: Mapping[str, Any], there: Mapping[str, Any]) -> boo
     """Return whether a row of the target is that of the source, or has continued from it."""
     if name == "schedules":
         return there["id"] == row["id"]
+    if name == "budgets":
+        return all(there[column] == row[column] for column in row if column.startswith("most_"))
     sums = USAGE_SUMS if name == "usage" else ()
     return all(
         there[column] >= row[column] if column in sums else there[column] == row[column] for column in row

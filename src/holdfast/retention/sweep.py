@@ -286,4 +286,6 @@ class _Sweep:
         deleted = 0
         while days is not None and (count := await self._store.drop_usage(days)):
             deleted += count
+        while days is not None and await self._store.drop_budgets(days):
+            pass
         return deleted

@@ -28,6 +28,7 @@ from pydantic_ai.usage import RequestUsage
 from pydantic_core import to_jsonable_python
 
 from holdfast.approval import Default
+from holdfast.budgets import Budget
 from holdfast.errors import BadInput, Conflict
 from holdfast.ids import check_text
 from holdfast.jsontext import strict_json
@@ -168,6 +169,7 @@ class FunctionAgent:
     function: Function
     run_timeout: float | None = None
     attached: bool | Attachment = False
+    budgets: Sequence[Budget] = ()
     undo: Sequence[AnyUndo] = ()
     on_failure: OnFailure | None = None
 
@@ -203,13 +205,14 @@ def agent(
     *,
     run_timeout: float | None = None,
     attached: bool | Attachment = False,
+    budgets: Sequence[Budget] = (),
     undo: Sequence[AnyUndo] = (),
     on_failure: OnFailure | None = None,
 ) -> Callable[[Function], FunctionAgent]:
     """Turn an async function that takes a `Turn` into an agent.
 
     `run_timeout` limits the duration of a run, in seconds. With `attached`, turns of sessions created over HTTP are handed over
-    or interrupted when no client watches them. `undo` lists the functions that undo steps; with `on_failure="undo"` they run when a turn
+    or interrupted when no client watches them. `budgets` limit its turns, its sessions and the agent as a whole. `undo` lists the functions that undo steps; with `on_failure="undo"` they run when a turn
     fails or is interrupted.
     """
 
@@ -221,6 +224,7 @@ def agent(
             function=function,
             run_timeout=run_timeout,
             attached=attached,
+            budgets=tuple(budgets),
             undo=undo,
             on_failure=on_failure,
         )

@@ -28,9 +28,10 @@ from holdfast.record.ending import complete_run, fail_run
 from holdfast.record.history import open_history
 from holdfast.record.offloader import MediaOffloader
 from holdfast.record.open_calls import pending_calls, without_pending_calls
-from holdfast.record.steps import Steps, Suspended
+from holdfast.record.steps import Steps
 from holdfast.record.threads import RunThreads
 from holdfast.record.undo import Undo
+from holdfast.record.waits import Suspended
 from holdfast.runtime.drafts import Drafts
 from holdfast.runtime.function_retry import ENTRY, TurnRetry
 from holdfast.runtime.runner import TurnStart
@@ -123,6 +124,7 @@ class FunctionRun:
                 calls=Calls(self.run_id, {}),
                 history=history,
             )
+            self.buffer.accounts = host.accounts
             self._steps = Steps(
                 ref=(self._origin, ENTRY),
                 store=start.store,

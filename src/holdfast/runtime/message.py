@@ -4,17 +4,19 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from holdfast.errors import NotFound, TurnNotRetriable
+from holdfast.budgets import Account, Budget, own_budgets
+from holdfast.errors import BudgetReached, NotFound, TurnNotRetriable
 from holdfast.questions import read_questions
 from holdfast.record import ledger
 from holdfast.record.resume_point import ResumePoint, continued_runs, find_resume_point
+from holdfast.record.run_host import open_accounts
 from holdfast.runtime.attachment import attachment
 from holdfast.runtime.leased_session import LeasedSession
 from holdfast.runtime.payloads import check_retriable, parse_content, parse_payload, step_to_repeat
 from holdfast.runtime.runner import TurnStart
 from holdfast.runtime.turn import Steered, WorkerTurn
 from holdfast.runtime.undo_request import last_run, left, plan_of_turn
-from holdfast.runtime.waiting_turn import WaitingTurn
+from holdfast.runtime.waiting_turn import WaitingTurn, wait_for_budget
 from holdfast.types import Session, Submission
 
 _TWICE = 2
@@ -29,10 +31,12 @@ async def prepare_turn(
     last: bool,
     take_steered: Callable[[], Awaitable[Sequence[Steered]]],
     begun: Callable[[], None],
+    budgeted: bool = False,
 ) -> tuple[WorkerTurn, Awaitable[Any]] | None:
     """Return the turn of a message, and the run that processes it. An interrupted turn continues, and so does a retried one.
 
-    Return None if the turn waits on for answers, or failed because one did not arrive in time. A `fresh` session has no history yet.
+    Return None if the turn waits on for answers or for a budget, or failed because an answer did not arrive in time. `budgeted` is whether
+    administrators have set budgets. A `fresh` session has no history yet.
     After the `last` message the session is released. Raises `BadInput` and `Conflict`.
     """
     runner = leased.runner(session)
@@ -52,6 +56,10 @@ async def prepare_turn(
         )
         if not await waiting.continues():
             return None
+    accounts, reached = await _accounts(leased, session, submission, runner.budgets, budgeted=budgeted)
+    if reached is not None and point.chain and point.chain[0].status == "waiting":
+        await wait_for_budget(leased, submission, reached)
+        return None
     turn = WorkerTurn(
         lease=leased.lease,
         submission=submission,
@@ -64,6 +72,7 @@ async def prepare_turn(
         undo_on_failure=runner.on_failure is not None,
         attached=attachment(session.metadata, leased.store.settings.attached_grace_seconds),
         asked=questions.open,
+        accounts=accounts,
     )
     if point.chain:
         turn.continue_run(point.chain[0])
@@ -80,6 +89,20 @@ async def prepare_turn(
         answers=questions.answers,
     )
     return turn, await runner.prepare(start)
+
+
+async def _accounts(
+    leased: LeasedSession,
+    session: Session,
+    submission: Submission,
+    budgets: Sequence[Budget],
+    *,
+    budgeted: bool,
+) -> tuple[Sequence[Account], BudgetReached | None]:
+    """Return what a turn counts towards, and the first budget that is used up. Usually there are none, and nothing is read."""
+    if not (budgeted or budgets or leased.store.settings.budgets or own_budgets(session.metadata)):
+        return (), None
+    return await open_accounts(leased.store, session, budgets, turn=submission.id)
 
 
 async def _origin(leased: LeasedSession, submission: Submission) -> tuple[Submission, str | None]:

@@ -11,6 +11,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 from pydantic_ai.models import Model, infer_model
 from pydantic_ai.models.function import FunctionModel
 
+from holdfast.budgets import Budget
 from holdfast.errors import BadInput, Conflict, TurnNotRetriable
 from holdfast.record.answered_calls import deferred_results, outside_results
 from holdfast.record.capability import Holdfast
@@ -39,7 +40,7 @@ class AgentSetup:
     those of the `Holdfast` capability. `undo` lists the functions that undo steps; with `on_failure="undo"` they run when a turn fails or is
     interrupted. `compactor` shortens a history; by default the session's model writes a summary. With
     `attached`, turns of sessions created over HTTP are handed over or interrupted when no client watches them, unless the
-    session's metadata has its own `attached`.
+    session's metadata has its own `attached`. `budgets` limit its turns, its sessions and the agent as a whole.
     """
 
     agent: Agent[Any, Any]
@@ -54,6 +55,7 @@ class AgentSetup:
     streaming: bool = True
     compactor: Compactor | None = None
     attached: bool | Attachment = False
+    budgets: Sequence[Budget] = ()
 
     def __post_init__(self) -> None:
         check_undo_options(self.undo, self.on_failure)

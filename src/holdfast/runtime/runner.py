@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias
 
 from pydantic_ai.messages import ModelMessage, ModelResponse, UserContent
 
+from holdfast.budgets import Budget
 from holdfast.questions import ApprovalAnswer
 from holdfast.record.resume_point import ResumePoint
 from holdfast.record.undo import OnFailure, Undo
@@ -47,6 +48,11 @@ class Runner(Protocol):
     @property
     def attached(self) -> bool | Attachment:
         """Whether sessions created over HTTP are attached to their watchers."""
+        ...
+
+    @property
+    def budgets(self) -> Sequence[Budget]:
+        """The budgets of the agent."""
         ...
 
     @property

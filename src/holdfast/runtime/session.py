@@ -190,6 +190,7 @@ class SessionRunner:
             last=self._left == 0,
             take_steered=self._urgent.take_steered,
             begun=self.begun,
+            budgeted=self._work.budgeted,
         )
         if prepared is None:
             return (await self._leased.read()).status in SUSPENDED

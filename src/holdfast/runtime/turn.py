@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic_ai.messages import ModelMessage
 
+from holdfast.budgets import Account
 from holdfast.errors import StoreError
 from holdfast.jsontext import lenient_json
 from holdfast.record.run_host import CANCELLATIONS, Failure, RunHost, RunStart
@@ -64,6 +65,8 @@ class WorkerTurn(RunHost):
     """Called before each model request."""
     begun: Callable[[], None] = lambda: None
     """Called when the start of the run is about to be recorded."""
+    accounts: Sequence[Account] = ()
+    """What the turn counts towards."""
     limit: float | None = None
     """How many seconds the run may take."""
     attached: Attachment | None = None

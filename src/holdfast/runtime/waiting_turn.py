@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from holdfast.errors import BudgetReached
 from holdfast.jsontext import lenient_json
 from holdfast.questions import ANSWERED, DEADLINE, ApprovalAnswer, Questions
 from holdfast.record.deadlines import deadline_of, reminded
 from holdfast.record.ending import continues_at, describe_waiting
-from holdfast.record.waits import Wait, open_waits
+from holdfast.record.waits import Wait, for_budget, open_waits
 from holdfast.runtime.delivery import deliver, stop_delegates
 from holdfast.runtime.leased_session import LeasedSession
 from holdfast.runtime.undo_request import undo_first
@@ -125,6 +126,17 @@ class WaitingTurn:
             await self.leased.store.write(self.leased.lease, batch)
             return
         await self.leased.end(self.submission, "failed", reason, batch=batch, run_id=run.id)
+
+
+async def wait_for_budget(leased: LeasedSession, submission: Submission, reached: BudgetReached) -> None:
+    """Let a turn wait on for a budget that is used up, until it is checked again."""
+    wait = for_budget(reached, submission.run_id or "", await leased.store.now())
+    change = SubmissionChange(
+        id=submission.id, state="waiting", reason=str(wait), attempts=1, deliver_at=wait.until
+    )
+    await leased.store.write(
+        leased.lease, Batch(submissions=[change], status="sleeping", waiting_for=str(wait))
+    )
 
 
 def _is_due(question: Mapping[str, Any], now: datetime) -> bool:

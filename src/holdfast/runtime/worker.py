@@ -116,6 +116,8 @@ class Worker:
             self._store, holder, lost=self._lost.set, every=self._renew, in_thread=True
         )
         duties = [asyncio.create_task(self._rescue()), asyncio.create_task(keep_firing(self._store))]
+        if self._store.settings.budgets or any(agent.budgets for agent in self._agents.values()):
+            duties.append(asyncio.create_task(self._check_budgets()))
         _log.info("worker %s serves %s", self.name, ", ".join(sorted(self._agents)))
         try:
             await self._uncount_attempts()
@@ -132,6 +134,11 @@ class Worker:
                 self._outlasting = asyncio.create_task(self._outlast(holder, renewal))
             else:
                 await self._leave(holder, renewal)
+
+    async def _check_budgets(self) -> None:
+        """Let the sessions check their budgets again that wait for one: it may have been raised while no worker ran."""
+        with suppress(HoldfastError):
+            await self._store.wake_for_budgets()
 
     async def _outlast(self, holder: Holder, renewal: Renewal) -> None:
         """Keep the leases of the sessions whose threads still work, and leave when these have ended."""

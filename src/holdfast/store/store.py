@@ -11,6 +11,7 @@ from abc import abstractmethod
 from types import TracebackType
 from typing import Self
 
+from holdfast.store.budgets import BudgetMethods
 from holdfast.store.check import CheckMethods
 from holdfast.store.copying import CopyMethods
 from holdfast.store.history import HistoryMethods
@@ -41,6 +42,7 @@ class Store(
     RetentionMethods,
     SweepMethods,
     UsageMethods,
+    BudgetMethods,
     CheckMethods,
     SchemaMethods,
 ):

@@ -87,6 +87,7 @@ class WorkMethods(LeaseMethods, SubmissionMethods):
                 session=from_row(Session, row, parent_id=None, error=None),
                 submission=begun.get(row["id"]),
                 fresh=bool(row["fresh"]),
+                budgeted=bool(row["budgeted"]),
             )
             for row in (yield op("claimed_sessions", **ours))
         ]

@@ -1,13 +1,14 @@
 """The hot path: convert a batch to rows, grouped by the statement ("arm") that writes them. Each engine has its own arms."""
 
 import json
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import compress
 from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from holdfast.errors import BadInput, Conflict, MediaCollected, PayloadTooLarge
+from holdfast.budgets import MEASURES, Account, BudgetSums, amount, describe, used_up
+from holdfast.errors import BadInput, BudgetReached, Conflict, MediaCollected, PayloadTooLarge
 from holdfast.ids import check_choice, check_id, check_name, check_run_id, check_text
 from holdfast.jsontext import check_recorded, parse_json, parse_object
 from holdfast.store.rows import microseconds
@@ -116,7 +117,7 @@ _NOWHERE = (None, None)
 class Writing:
     """A batch to be written: how many event numbers it needs, its rows by arm, and the runs that they name."""
 
-    __slots__ = ("chain", "count", "release", "rows", "runs", "size")
+    __slots__ = ("accounts", "asks", "chain", "charges", "count", "release", "rows", "runs", "size")
 
     def __init__(self, session_id: str, batch: Batch, largest: int) -> None:
         events = batch.events
@@ -125,6 +126,9 @@ class Writing:
         self.count = len(events)
         self.release = batch.release
         self.chain = batch.chain
+        self.accounts = batch.accounts
+        self.asks = batch.asks
+        self.charges = _charges(batch) if batch.accounts and (batch.usage or batch.asks) else ()
         if batch.release and batch.status in {None, "running"}:
             raise BadInput(problem="a batch that releases its session must set a status other than running")
         self.rows: dict[str, list[Row]] = {}
@@ -172,6 +176,12 @@ class Writing:
             for run_id in self.runs:
                 check_run_id(run_id)
 
+    def over_budget(self, charged: Iterable[BudgetSums]) -> BudgetReached | None:
+        """Return an error if the batch starts a model request although one of its accounts, with these sums, is used up."""
+        if not self.asks:
+            return None
+        return reached(self.accounts, {(each.per, each.name, each.daily): each for each in charged})
+
     def refuse(self) -> None:
         """Raise the error of an earlier batch of the chain, if one failed."""
         if self.chain is not None and self.chain.failed is not None:
@@ -179,8 +189,47 @@ class Writing:
 
     def fail(self, error: BaseException) -> None:
         """Record that this batch is not written, so that later ones of the chain are refused."""
+        if isinstance(error, BudgetReached):
+            return  # its run writes the rest of the batch
         if self.chain is not None and self.chain.failed is None and isinstance(error, Exception):
             self.chain.failed = error
+
+
+def _charges(batch: Batch) -> Sequence[tuple[Any, ...]]:
+    """Return the key of each account of a batch, its turn, and what the batch adds to it."""
+    added = [0] * len(MEASURES)
+    for usage in batch.usage:
+        tokens = usage.input_tokens + usage.output_tokens
+        for place, number in enumerate((usage.requests, tokens, usage.cost_nanos, usage.working_us)):
+            added[place] += number
+    return [(each.per, each.name, int(each.daily), each.turn, *added) for each in batch.accounts]
+
+
+def charged(row: Sequence[Any]) -> BudgetSums:
+    """Return the sums in a row that the charge of an account returns: its key, the sums, and the limits of an administrator."""
+    per, name, daily, *numbers = row
+    places = len(MEASURES)
+    return BudgetSums(
+        per=per, name=name, daily=bool(daily), spent=tuple(numbers[:places]), most=tuple(numbers[places:])
+    )
+
+
+def reached(
+    accounts: Sequence[Account], rows: Mapping[tuple[str, str, bool], BudgetSums]
+) -> BudgetReached | None:
+    """Return an error for the first of these accounts that is used up."""
+    for account in accounts:
+        sums = rows.get(account.key)
+        if sums is not None and (full := used_up(sums.spent, account.most, sums.most)) is not None:
+            measure, spent, most = full
+            budget = describe(account.per, account.name, account.daily)
+            return BudgetReached(
+                budget=budget,
+                limit=amount(measure, most),
+                used=amount(measure, spent),
+                daily=account.daily,
+            )
+    return None
 
 
 @lru_cache

@@ -248,9 +248,11 @@ async def insert_begun_events(db: Documents, *, events: Sequence[Sequence[object
 async def claimed_sessions(db: Documents, **ours: object) -> list[MongoRow]:
     heads = await plain("tenure", db, **ours)
     result = await by_key(db, "sessions", [head["session_id"] for head in heads])
+    budgeted = bool(await db.find("budgets", {"set_at": {"$gt": 0}}, limit=1, fields=["_id"]))
     rows: list[MongoRow] = []
     for row in await view(db, list(result.values())):
         status = result[row["id"]]["status"]
         fresh = not await db.find("checkpoints", span("checkpoints", row["id"]), limit=1, fields=["_id"])
-        rows.append(MongoRow(row, status="queued" if status in {"idle", "failed"} else status, fresh=fresh))
+        status = "queued" if status in {"idle", "failed"} else status
+        rows.append(MongoRow(row, status=status, fresh=fresh, budgeted=budgeted))
     return sorted(rows, key=lambda row: (row["active_at"], row["id"]))

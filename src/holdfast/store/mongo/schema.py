@@ -61,6 +61,7 @@ _INDEXES: Final[Mapping[str, Sequence[IndexModel]]] = {
         _index("session_id", partialFilterExpression={"session_id": {"$gt": ""}}),
     ],
     "usage": [_index("day", "owner"), _index("owner", "day")],
+    "budgets": [_index("per", "name", "daily"), _index("changed_at")],
     "runs": [
         _index("id", unique=True),
         _index("session_id", "first_seq", "id"),

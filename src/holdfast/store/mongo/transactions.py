@@ -15,6 +15,7 @@ from pymongo.errors import PyMongoError
 
 from holdfast.store.catalogue import PLAIN, Insert
 from holdfast.store.mongo import (
+    budgets,
     check,
     copying,
     journal,
@@ -57,7 +58,7 @@ def _statements(*topics: ModuleType) -> dict[str, Handler]:
 STATEMENTS: Final[dict[str, Handler]] = {
     **_statements(
         *(sessions, states, leases, submissions, schedules, journal, media, retention, copying),
-        *(shell, sweep, usage, check, schema),
+        *(shell, sweep, usage, budgets, check, schema),
     ),
     **{name: partial(plain, name) for name in PLAIN},
 }

@@ -7,12 +7,13 @@ from typing import Any, Final, TypeAlias
 from pymongo import InsertOne, UpdateOne
 from pymongo.errors import ClientBulkWriteException, OperationFailure, PyMongoError
 
+from holdfast.store.mongo.budgets import charge
 from holdfast.store.mongo.catalogue import plain
 from holdfast.store.mongo.documents import Documents, MongoRow, as_document, is_long
 from holdfast.store.mongo.journal import fence
 from holdfast.store.mongo.leases import free_heads
 from holdfast.store.transactions import lease_lost
-from holdfast.store.write import ARMS, Writing, missing, unstored
+from holdfast.store.write import ARMS, Writing, charged, missing, unstored
 from holdfast.types import Lease
 from holdfast.usage import DAY_US, USAGE_SUMS
 
@@ -50,6 +51,8 @@ async def write(db: Documents, lease: Lease, writing: Writing, *, at: int | None
             problem_of = _COUNTED.get(arm)
             if problem_of and (problem := problem_of(result, writing)):
                 raise problem
+    if writing.charges and (over := writing.over_budget(map(charged, await charge(db, writing.charges)))):
+        raise over
     if not writing.release:
         return seq, False
     session_ids = [lease.session_id]
@@ -61,6 +64,7 @@ async def write(db: Documents, lease: Lease, writing: Writing, *, at: int | None
 def _is_plain(writing: Writing) -> bool:
     return (
         not writing.release
+        and not writing.charges
         and writing.rows.keys() <= _PLAIN.keys()
         and sum(map(len, writing.rows.values())) <= _FEW
         and not any(is_long(value) for rows in writing.rows.values() for row in rows for value in row)

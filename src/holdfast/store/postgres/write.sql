@@ -23,6 +23,22 @@ WITH held AS MATERIALIZED (
 )
 SELECT session_id, count(DISTINCT sha256) AS referred FROM held GROUP BY session_id;
 
+-- name: charge_budgets
+-- After the fence. Sums of another day or turn begin again. The rows are locked in the order of their keys.
+INSERT INTO budgets (per, name, daily, period, requests, tokens, cost_nanos, working_us, changed_at)
+SELECT r.per, r.name, r.daily, CASE WHEN r.daily = 1 THEN CAST(now_us() / 86400000000 AS text) ELSE r.turn END,
+  sum(r.requests), sum(r.tokens), sum(r.cost_nanos), sum(r.working_us), now_us()
+FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[])
+  AS r(per, name, daily, turn, requests, tokens, cost_nanos, working_us)
+GROUP BY r.per, r.name, r.daily, r.turn
+ORDER BY r.per, r.name, r.daily
+ON CONFLICT (per, name, daily) DO UPDATE SET period = excluded.period, changed_at = excluded.changed_at,
+  requests = excluded.requests + CASE WHEN budgets.period = excluded.period THEN budgets.requests ELSE 0 END,
+  tokens = excluded.tokens + CASE WHEN budgets.period = excluded.period THEN budgets.tokens ELSE 0 END,
+  cost_nanos = excluded.cost_nanos + CASE WHEN budgets.period = excluded.period THEN budgets.cost_nanos ELSE 0 END,
+  working_us = excluded.working_us + CASE WHEN budgets.period = excluded.period THEN budgets.working_us ELSE 0 END
+RETURNING per, name, daily, requests, tokens, cost_nanos, working_us, most_requests, most_tokens, most_cost_nanos, most_working_us;
+
 -- name: drop_drafts
 -- Also after the fence, so that it sees drafts that were written while the fence waited for the head.
 DELETE FROM drafts WHERE (session_id, run_id) IN (SELECT * FROM unnest($1::text[], $2::text[]));

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 
 from holdfast.counting import count
-from holdfast.errors import Conflict
+from holdfast.errors import BudgetReached, Conflict
 from holdfast.store.hub import READY
 from holdfast.store.postgres.connections import (
     ANSWER_SECONDS,
@@ -30,7 +30,7 @@ from holdfast.store.rows import CutRows, Row
 from holdfast.store.sql import library
 from holdfast.store.sql.library import Script
 from holdfast.store.transactions import Statement, lease_lost, op
-from holdfast.store.write import ARMS, Writing, missing, unstored
+from holdfast.store.write import ARMS, Writing, charged, missing, unstored
 from holdfast.types import Lease
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ class Committer:
                         job.lease.lost = True
                     raise
                 await asyncio.sleep(PAUSE_SECONDS)
-            except (asyncpg.PostgresError, ValueError, Conflict) as error:
+            except (asyncpg.PostgresError, ValueError, Conflict, BudgetReached) as error:
                 await self._commit_separately(group, error)
                 return
             else:
@@ -291,9 +291,10 @@ class Committer:
         done = [row for job in group for row in job.writing.rows.get("drop_drafts", ())]
         referring = [job for job in group if "refer_blobs" in job.writing.rows]
         releasing = [job.lease.session_id for job in group if job.writing.release]
+        charging = [job for job in group if job.writing.charges]
         naming = [job for job in group if not job.writing.runs <= job.lease.runs]
         ready = False
-        alone = not ("change_submissions" in arms or done or referring or releasing or naming)
+        alone = not ("change_submissions" in arms or done or referring or releasing or naming or charging)
         if alone and self._connections.keeps_state:
             with committing(self._connection):
                 rows = await self._connection.fetch(_group(arms), *values, timeout=NO_TIMEOUT)
@@ -314,6 +315,7 @@ class Committer:
                         timeout=ANSWER_SECONDS,
                     )
                 await self._refer([job for job in referring if job.lease.session_id in accepted])
+                await self._charge([job for job in charging if job.lease.session_id in accepted])
                 if freed := accepted.intersection(releasing):
                     ready = await self._free(sorted(freed))
         return {row["session_id"]: row["seq"] for row in rows}, ready
@@ -359,6 +361,21 @@ class Committer:
         referred = {row["session_id"]: row["referred"] for row in rows}
         for job in jobs:
             if problem := unstored(referred.get(job.lease.session_id, 0), job.writing):
+                raise problem
+
+    async def _charge(self, jobs: list[_BatchJob]) -> None:
+        """Add to the sums of budgets. Raises `BudgetReached` if a batch starts a request although one of its budgets is used up."""
+        if not jobs:
+            return
+        assert self._connection is not None  # noqa: S101
+        added = [row for job in jobs for row in job.writing.charges]
+        text = library.text("charge_budgets", "postgres")
+        rows = await self._connection.fetch(
+            text, *map(list, zip(*added, strict=True)), timeout=ANSWER_SECONDS
+        )
+        sums = [charged(tuple(row)) for row in rows]
+        for job in jobs:
+            if problem := job.writing.over_budget(sums):
                 raise problem
 
     async def _found(self, job: _BatchJob) -> int | None:

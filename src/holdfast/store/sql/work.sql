@@ -82,7 +82,8 @@ SELECT s.id, s.agent, s.owner, s.title, CASE WHEN s.status <> 'failed' THEN s.wa
   s.archive, h.epoch, h.seq, h.orphaned_by, d.name AS holder, d.deadline AS held_until,
   (SELECT count(*) FROM submissions q WHERE q.session_id = s.id AND q.ended_at IS NULL) AS pending,
   CASE WHEN s.status IN ('idle', 'failed') THEN 'queued' ELSE s.status END AS status,
-  NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.session = h.number) AS fresh
+  NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.session = h.number) AS fresh,
+  EXISTS (SELECT 1 FROM budgets WHERE set_at IS NOT NULL) AS budgeted
 FROM heads h JOIN sessions s ON s.id = h.session_id JOIN holders d ON d.id = h.holder
 WHERE h.holder = :holder AND h.tenure = :tenure
 ORDER BY s.active_at, s.id;

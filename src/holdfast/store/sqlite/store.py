@@ -41,7 +41,7 @@ from holdfast.store.sqlite.readers import Poller, Readers
 from holdfast.store.sqlite.transactions import execute, pages, run, run_separately
 from holdfast.store.sqlite.writer import BUSY_SECONDS, Writer, connect
 from holdfast.store.transactions import Tx, lease_lost, op
-from holdfast.store.write import CONTENT, NUMBERED, Writing, missing, unstored
+from holdfast.store.write import CONTENT, NUMBERED, Writing, charged, missing, unstored
 from holdfast.tasks import end
 from holdfast.types import Batch, Lease
 
@@ -311,6 +311,14 @@ def _existing(path: str) -> str:
     return path if path == MEMORY else f"{Path(path).absolute().as_uri()}?mode=rw"
 
 
+def _charge(connection: sqlite3.Connection, writing: Writing) -> None:
+    """Add to the sums of budgets. Raises `BudgetReached` if the batch starts a request although one is used up."""
+    text = library.text("charge_budget", "sqlite")
+    sums = [charged(tuple(connection.execute(text, row).fetchone())) for row in writing.charges]
+    if problem := writing.over_budget(sums):
+        raise problem
+
+
 def _write(connection: sqlite3.Connection, lease: Lease, writing: Writing) -> tuple[int, bool]:
     """Do the work of `Transactions._fence` and the arms with as little overhead as possible: this is the hot path.
 
@@ -343,6 +351,8 @@ def _write(connection: sqlite3.Connection, lease: Lease, writing: Writing) -> tu
         problem_of = _COUNTED.get(arm)
         if problem_of and (problem := problem_of(done.rowcount, writing)):
             raise problem
+    if writing.charges:
+        _charge(connection, writing)
     return seq, writing.release and _free(connection, lease.session_id)
 
 

@@ -9,6 +9,17 @@ ON CONFLICT (session, id) DO NOTHING;
 -- name: drop_drafts
 DELETE FROM drafts WHERE session_id = ?1 AND run_id = ?2;
 
+-- name: charge_budget
+-- Sums of another day or turn begin again.
+INSERT INTO budgets (per, name, daily, period, requests, tokens, cost_nanos, working_us, changed_at)
+VALUES (?1, ?2, ?3, CASE WHEN ?3 = 1 THEN CAST(now_us() / 86400000000 AS text) ELSE ?4 END, ?5, ?6, ?7, ?8, now_us())
+ON CONFLICT (per, name, daily) DO UPDATE SET period = excluded.period, changed_at = excluded.changed_at,
+  requests = excluded.requests + CASE WHEN budgets.period = excluded.period THEN budgets.requests ELSE 0 END,
+  tokens = excluded.tokens + CASE WHEN budgets.period = excluded.period THEN budgets.tokens ELSE 0 END,
+  cost_nanos = excluded.cost_nanos + CASE WHEN budgets.period = excluded.period THEN budgets.cost_nanos ELSE 0 END,
+  working_us = excluded.working_us + CASE WHEN budgets.period = excluded.period THEN budgets.working_us ELSE 0 END
+RETURNING per, name, daily, requests, tokens, cost_nanos, working_us, most_requests, most_tokens, most_cost_nanos, most_working_us;
+
 -- name: refer_blobs
 -- Only for stored blobs; an existing reference counts as well.
 INSERT INTO blob_references (session_id, sha256)

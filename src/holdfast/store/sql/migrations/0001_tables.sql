@@ -189,6 +189,28 @@ CREATE TABLE usage (
 CREATE INDEX usage_day ON usage (day, owner);
 CREATE INDEX usage_owner ON usage (owner, day);
 
+CREATE TABLE budgets (
+  per                 text NOT NULL,
+  name                idtext NOT NULL,    -- a session, owner or agent, or empty for the store
+  daily               int NOT NULL,
+  period              text NOT NULL,      -- of the sums: the day, the turn, or empty
+  requests            bigint NOT NULL,
+  tokens              bigint NOT NULL,
+  cost_nanos          bigint NOT NULL,
+  working_us          bigint NOT NULL,
+  most_requests       bigint,             -- limits of an administrator
+  most_tokens         bigint,
+  most_cost_nanos     bigint,
+  most_working_us     bigint,
+  set_at              bigint,             -- NULL if there are none
+  changed_at          bigint NOT NULL,
+  PRIMARY KEY (per, name, daily)
+)
+--[sqlite] WITHOUT ROWID
+;
+CREATE INDEX budgets_set ON budgets (per, name, daily) WHERE set_at IS NOT NULL;
+CREATE INDEX budgets_old ON budgets (changed_at) WHERE set_at IS NULL;
+
 CREATE TABLE runs (
   session_id    idtext NOT NULL,
   id            idtext NOT NULL,
