@@ -6,10 +6,9 @@ An eighth of them are due by default, all with `--kills` or `--long`.
 import asyncio
 import json
 import random
-import signal
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,14 +19,12 @@ from holdfast.errors import StoreBusy, StoreUnavailable
 from holdfast.store import Store, open_store
 from holdfast.types import Event
 from tests.conftest import ONLY_WITH_MONGOD
-from tests.promises.workers import WorkerProcess, worker
+from tests.promises.fleet import fleet
 from tests.servers import EMULATED, Mongo, Postgres, mongo, postgres
 
 T = TypeVar("T")
 pytestmark = [pytest.mark.processes, pytest.mark.thorough, pytest.mark.timeout(900)]
 _AWAY = (StoreUnavailable, StoreBusy)
-_WORKERS = 3
-_SHORT: dict[str, Any] = {"lease_ttl_seconds": 3, "lease_renew_seconds": 1}
 
 
 class Drill:
@@ -102,38 +99,6 @@ async def _until_acknowledged(call: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(0.05)
 
 
-@asynccontextmanager
-async def _fleet(url: str, calm: asyncio.Event) -> AsyncGenerator[Counter[str], None]:
-    """Keep three workers running, and kill one of them every second until it is `calm`."""
-    alive: set[WorkerProcess] = set()
-    kills: Counter[str] = Counter()
-
-    async def live() -> None:
-        while True:
-            with suppress(TimeoutError, AssertionError):
-                async with worker(url, app="tests.promises.timer_agents:sleeper", **_SHORT) as process:
-                    alive.add(process)
-                    try:
-                        await process.process.wait()
-                    finally:
-                        alive.discard(process)
-
-    async def kill() -> None:
-        while not calm.is_set():
-            await asyncio.sleep(1)
-            if alive:
-                random.choice(sorted(alive, key=id)).signal(signal.SIGKILL)
-                kills["workers"] += 1
-
-    tasks = [*(asyncio.create_task(live()) for _ in range(_WORKERS)), asyncio.create_task(kill())]
-    try:
-        yield kills
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 async def _restart(server: "Postgres | Mongo", seconds: float) -> None:
     """Kill the database at a third and at two thirds of the time."""
     for _ in range(2):
@@ -163,7 +128,7 @@ async def test_each_timer_and_signal_counts_once_whatever_is_killed(
         store = await stack.enter_async_context(open_store(url))
         drill = Drill(store, scale=scale, seconds=seconds)
         calm = asyncio.Event()
-        async with _fleet(url, calm) as kills:
+        async with fleet(url, "tests.promises.timer_agents:sleeper", calm) as kills:
             restarting = asyncio.create_task(_restart(server, seconds)) if server else None
             await drill.run()
             if restarting is not None:
