@@ -7,6 +7,7 @@ from holdfast.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from holdfast import errors, events
+    from holdfast.budgets import Budget
     from holdfast.client.client import Client
     from holdfast.client.connection import connect
     from holdfast.client.run import RunHandle
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from holdfast.types import Checkpoint
 
 _MODULES = {
+    "budgets": ("Budget",),
     "client.client": ("Client",),
     "client.connection": ("connect",),
     "client.run": ("RunHandle",),
@@ -98,6 +100,7 @@ _MODULES = {
 
 __all__ = [
     "AgentSetup",
+    "Budget",
     "Checkpoint",
     "Client",
     "CompletedStep",

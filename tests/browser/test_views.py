@@ -183,6 +183,36 @@ async def test_usage_is_shown_by_day_agent_and_session(shared: Site):
     await page.locator("article.answer", has_text="one").wait_for()
 
 
+async def test_a_session_waits_for_a_budget_until_an_administrator_raises_it(shared: Site):
+    page = await shared.open()
+    await new_session(page, "Dear")
+    session_id = page.url.rpartition("/")[2]
+    budgets = await shared.open()
+    await budgets.get_by_role("link", name="Usage", exact=True).click()
+    await budgets.get_by_role("link", name="Budgets").click()
+    form = budgets.get_by_role("form", name="Set a budget")
+    await form.locator("select").select_option("session")
+    await form.get_by_label("Name").fill(session_id)
+    await form.get_by_role("button", name="Set").click()
+    await form.get_by_role("alert").get_by_text("at least one limit").wait_for()
+    await form.get_by_label("Requests").fill("0")
+    await form.get_by_role("button", name="Set").click()
+    row = budgets.locator("tr", has_text=session_id)
+    await row.get_by_text("used up").wait_for()
+    await say(page, "say dear words")
+    await page.locator(".session .status.sleeping").wait_for()
+    await page.get_by_text("the budget of the session: 0 requests of 0 requests").first.wait_for()
+    await form.locator("select").select_option("session")
+    await form.get_by_label("Name").fill(session_id)
+    await form.get_by_label("Requests").fill("10")
+    await form.get_by_role("button", name="Set").click()
+    await form.get_by_role("status").get_by_text("One session that waited checks it again").wait_for()
+    await page.locator("article.answer", has_text="dear words").wait_for()
+    await row.get_by_text("1 of 10").wait_for()
+    await row.get_by_role("button", name="Remove").click()
+    await row.wait_for(state="detached")
+
+
 async def test_clean_without_an_archive_asks_first(shared: Site):
     page = await shared.open()
     await new_session(page, "Short-lived")

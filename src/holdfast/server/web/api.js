@@ -82,6 +82,8 @@ export function usage(group, first, limit) {
   if (first) query.set("first", first);
   return get(`/api/usage?${query}`);
 }
+export const budgets = () => all("/api/budgets?limit=1000");
+export const setBudget = (budget) => request("PUT", "/api/budgets", budget);
 export const readSession = (id) => get(session(id));
 export const createSession = (facts) => post("/api/sessions", facts);
 export const changeSession = (id, change) => request("PATCH", session(id), change);

@@ -194,7 +194,7 @@ function App() {
       ${here.name === "s" && html`<${Session} id=${here.id} view=${here.view} call=${here.call} me=${me} onDetail=${setCurrent} />`}
       ${here.name === "inbox" && html`<${Inbox} />`}
       ${here.name === "schedules" && html`<${Schedules} />`}
-      ${here.name === "usage" && html`<${Usage} view=${here.view} />`}
+      ${here.name === "usage" && html`<${Usage} view=${here.view} me=${me} />`}
       ${here.name === "workers" && html`<${Workers} agents=${me.agents} />`}
       ${here.name === "" && html`<${Welcome} demo=${me.demo} />`}
     </main>

@@ -1,6 +1,7 @@
 // Usage: requests, tokens, cost and working time by day, model, agent, owner or session, with a bar for the share of each.
 import { html, useEffect, useState } from "./preact.js";
 import * as api from "./api.js";
+import { Budgets } from "./budgets.js";
 import { lasting } from "./words.js";
 
 const GROUPS = { day: "Day", model: "Model", agent: "Agent", owner: "Owner", session_id: "Session" };
@@ -20,7 +21,20 @@ function Name({ group, value }) {
   return html`<span class=${value ? "" : "hint"}>${value || "without a model"}</span>`;
 }
 
-export function Usage({ view }) {
+export function Usage({ view, me }) {
+  return html`<section class="pane wide-list" aria-label="Usage">
+    <div class="page">
+    <a class="back" href="#/" aria-label="All sessions">←</a>
+    <h2>Usage</h2>
+    <nav class="tabs" aria-label="Usage by">
+      ${Object.entries({ ...GROUPS, budgets: "Budgets" }).map(([name, label]) => html`<a key=${name} href=${`#/usage/${name}`} aria-current=${name === (view || "day") ? "page" : undefined}>${label}</a>`)}
+    </nav>
+    ${view === "budgets" ? html`<${Budgets} isAdmin=${me.role === "admin"} />` : html`<${Sums} view=${view} />`}
+    </div>
+  </section>`;
+}
+
+function Sums({ view }) {
   const group = Object.hasOwn(GROUPS, view) ? view : "day";
   const [days, setDays] = useState("30");
   const [found, setFound] = useState(null);
@@ -46,14 +60,7 @@ export function Usage({ view }) {
   const paid = items?.some((one) => one.cost_usd > 0);
   const size = paid ? (one) => one.cost_usd : tokens;
   const largest = Math.max(0, ...(items ?? []).map(size));
-  return html`<section class="pane wide-list" aria-label="Usage">
-    <div class="page">
-    <a class="back" href="#/" aria-label="All sessions">←</a>
-    <h2>Usage</h2>
-    <nav class="tabs" aria-label="Usage by">
-      ${Object.entries(GROUPS).map(([name, label]) => html`<a key=${name} href=${`#/usage/${name}`} aria-current=${name === group ? "page" : undefined}>${label}</a>`)}
-    </nav>
-    <p><label class="period">Period <select value=${days} onChange=${(event) => setDays(event.target.value)}>
+  return html`<p><label class="period">Period <select value=${days} onChange=${(event) => setDays(event.target.value)}>
       ${Object.entries(PERIODS).map(([value, label]) => html`<option key=${value} value=${value}>${label}</option>`)}
     </select></label></p>
     ${problem && html`<p class="banner bad" role="alert">${problem}</p>`}
@@ -82,7 +89,5 @@ export function Usage({ view }) {
         </tbody>
       </table>
     </div>
-    <p class="hint">Days are in UTC. The sums remain when sessions are cleaned or erased.${found.next_cursor && ` These are the first ${MOST.toLocaleString()}; \`holdfast usage\` lists all.`}</p>`}
-    </div>
-  </section>`;
+    <p class="hint">Days are in UTC. The sums remain when sessions are cleaned or erased.${found.next_cursor && ` These are the first ${MOST.toLocaleString()}; \`holdfast usage\` lists all.`}</p>`}`;
 }
