@@ -35,7 +35,7 @@ class Limits(BaseModel):
 
     requests: int | None = Field(default=None, ge=0, le=10**12, description="Completed model requests.")
     tokens: int | None = Field(default=None, ge=0, le=10**15, description="Input and output tokens.")
-    cost: Decimal | float | None = Field(
+    cost: float | None = Field(
         default=None, ge=0, le=10**6, description="Dollars. Requests without a known price cost 0."
     )
     seconds: float | None = Field(default=None, ge=0, le=10**8, description="How long runs work.")
@@ -57,7 +57,9 @@ class Budget(Limits):
 
     per: Per = Field(description="Whose use is added up.")
     daily: StrictBool = Field(default=False, description="Whether it begins again each day, in UTC.")
-    agent: str | None = Field(default=None, min_length=1, max_length=256, description="Only for this agent.")
+    agent: str | None = Field(
+        default=None, min_length=1, max_length=256, pattern=r"^[^\x00]*$", description="Only for this agent."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -172,7 +174,7 @@ def amount(measure: str, number: int) -> str:
     """Return a sum or a limit as messages show it."""
     match measure:
         case "cost_nanos":
-            return f"${number / NANOS:,.4f}".rstrip("0").rstrip(".")
+            return f"${number / NANOS:,.9f}".rstrip("0").rstrip(".")
         case "working_us":
             return f"{number / _MICROSECONDS:,.15g} s"
         case _:

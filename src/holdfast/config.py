@@ -151,6 +151,22 @@ class Settings(BaseSettings):
         180.0,
         description="How long a turn of an attached session continues without a watcher, unless the session has its own `grace`.",
     )
+    max_requests_per_minute: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        description="How many requests an API server accepts from one owner per minute. Administrators have no limit.",
+    )
+    max_submissions_per_minute: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        description="How many messages and other requests to sessions an API server accepts from one owner per minute. Answers, "
+        "signals and interrupts are not limited.",
+    )
+    max_streams: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        description="How many event streams and downloads of one owner an API server keeps open at once.",
+    )
+    max_sessions: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
+        None, description="How many sessions one owner may have that are not cleaned."
+    )
     retention_min_idle_days: Annotated[float, Field(ge=0)] = Field(
         7.0,
         description="Cleaning a session that was active within this many days requires an administrator; erasing it, an administrator or the scope `delete`.",
@@ -204,7 +220,10 @@ class Settings(BaseSettings):
             except ValueError as error:
                 message = f'it must be JSON, such as [{{"per": "turn", "cost": 2}}]: {error}'
                 raise ValueError(message) from None
-        return tuple(given) if isinstance(given, list) else given  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        if not isinstance(given, list | tuple):
+            message = 'it must be a list of budgets, such as [{"per": "turn", "cost": 2}]'
+            raise ValueError(message)  # noqa: TRY004 - pydantic turns a ValueError into a validation error
+        return tuple(given)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
     @field_validator("prices", mode="before")
     @classmethod

@@ -176,6 +176,14 @@ class QueueFull(HoldfastError):
     """Session {session_id} has {pending} pending submissions; the limit is {limit}. Retry when some of them have ended."""
 
 
+class RateLimited(HoldfastError):
+    """Each owner may have {limit} {what}. Retry in {seconds} s."""
+
+
+class TooManySessions(HoldfastError):
+    """{owner!r} has {limit} sessions, and may not have more. Clean or erase some that are no longer needed, then create a new one."""
+
+
 class BudgetReached(HoldfastError):
     """The budget of {budget} is used up: {used} of {limit}. The run continues from here when an administrator raises it, or on the next day if it is daily."""
 

@@ -34,6 +34,9 @@ class Fact(NamedTuple):
 
 SERVER: Final = {
     "submissions": Fact("Submissions accepted by this server.", ("kind",)),
+    "limited": Fact(
+        "Requests, submissions and streams that this server refused by a limit per owner.", ("what",)
+    ),
     "retention": Fact("Sessions exported, cleaned, rehydrated or erased by this server.", ("action",)),
 }
 WORKER: Final = {

@@ -1,10 +1,13 @@
 """Budgets: a run whose budget is used up stops before its next model request, waits, and continues when the budget is raised."""
 
+import asyncio
 import json
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent
+from pydantic_ai import Agent, DeferredToolRequests
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.usage import RequestUsage
@@ -16,7 +19,7 @@ from holdfast.errors import BadInput, BudgetReached
 from holdfast.record import resume
 from holdfast.record.resume_point import find_resume_point
 from holdfast.store import Store
-from holdfast.types import Session
+from holdfast.types import Batch, Lease, Session
 from tests.builders import until
 from tests.runtime.agents import ended, kinds, send, working
 
@@ -276,3 +279,214 @@ async def test_large_results_survive_a_refused_request(store: Store):
 async def test_bad_own_budgets_name_the_place():
     with pytest.raises(BadInput, match=r"metadata\.budgets\[0\]\.cost"):
         own_budgets('{"budgets": [{"per": "turn", "cost": -1}]}')
+
+
+async def test_many_waiting_sessions_are_each_woken_once(store: Store):
+    await store.set_budget("owner", "ada", Limits(requests=0), actor="root")
+    for number in range(20):
+        await store.create_session(agent="clerk", id=f"s{number}", owner="ada")
+        await send(store, f"s{number}", "hello")
+    async with working(store, AgentSetup(agent=Agent(looping(0)), name="clerk")):
+        for number in range(20):
+            await waiting(store, f"s{number}")
+        async with asyncio.timeout(20):
+            assert await store.wake_for_budgets() <= 20
+
+
+async def test_a_budget_that_is_raised_while_the_wait_is_recorded_is_noticed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    await store.create_session(agent="clerk", id="s", owner="ada")
+    write = store.write
+
+    async def raise_first(lease: Lease, batch: Batch) -> int:
+        if batch.status == "sleeping":
+            await raised(store, 100)
+        return await write(lease, batch)
+
+    monkeypatch.setattr(store, "write", raise_first)
+    served = AgentSetup(
+        agent=Agent(looping(1), tools=[work]), name="clerk", budgets=[Budget(per="session", requests=1)]
+    )
+    async with working(store, served):
+        assert (await ended(store, await send(store, "s", "hello"))).state == "done"
+
+
+async def test_delegates_two_levels_deep_wait_and_continue(store: Store):
+    leaf: Agent[None, str] = Agent(looping(2), tools=[work], capabilities=[Holdfast(store, agent="leaf")])
+
+    async def ask_leaf(what: str) -> str:
+        return f"{what}: {(await leaf.run('go')).output}"
+
+    middle: Agent[None, Any] = Agent(
+        looping(1, "ask_leaf"),
+        output_type=[str, DeferredToolRequests],
+        capabilities=[Holdfast(store, agent="middle")],
+    )
+    middle.tool_plain(metadata={"recovery": "steps"})(ask_leaf)
+
+    async def ask_middle(what: str) -> str:
+        return f"{what}: {(await middle.run('go')).output}"
+
+    outer = Agent(looping(1, "ask_middle"))
+    outer.tool_plain(metadata={"recovery": "steps"})(ask_middle)
+    await store.create_session(agent="clerk", id="s", owner="ada")
+    served = AgentSetup(agent=outer, name="clerk", budgets=[Budget(per="session", requests=3)])
+    async with working(store, served):
+        message = await send(store, "s", "hello")
+        await waiting(store)
+        await raised(store, 100)
+        assert (await ended(store, message)).state == "done"
+    assert [each for each in done if each != "request"] == ["0", "1"]
+
+
+async def test_a_delegate_of_a_caller_that_cannot_wait_fails_for_the_model(store: Store):
+    leaf: Agent[None, str] = Agent(looping(2), tools=[work], capabilities=[Holdfast(store, agent="leaf")])
+
+    async def ask_leaf(what: str) -> str:
+        return f"{what}: {(await leaf.run('go')).output}"
+
+    recorder = Holdfast(store, agent="clerk", owner="ada", budgets=[Budget(per="session", requests=2)])
+    caller = Agent(looping(1, "ask_leaf"), capabilities=[recorder])
+    caller.tool_plain(metadata={"recovery": "steps"})(ask_leaf)
+    with pytest.raises(BudgetReached):
+        await caller.run("hello", conversation_id="s")
+    await store.set_budget("session", "s", Limits(requests=100), actor="root")
+    assert (await resume(caller, store, await last_run(store))).output == "done"
+    assert "The budget of the session is used up" in "".join(
+        event.message or "" for event in await store.events("s", limit=1000)
+    )
+
+
+def _plain(body: Callable[[Turn, Callable[[str], Awaitable[str]]], Awaitable[Any]], tokens: int) -> Any:
+    @holdfast.agent("clerk", budgets=[Budget(per="turn", tokens=tokens)])
+    async def clerk(turn: Turn) -> Any:
+        async def ask(what: str) -> str:
+            if what == "slow":
+                await asyncio.sleep(0.3)
+            done.append(what)
+            turn.count_request("m", input_tokens=5, output_tokens=5)
+            return what
+
+        return await body(turn, ask)
+
+    return clerk
+
+
+async def _nested(turn: Turn, ask: Callable[[str], Awaitable[str]]) -> str:
+    async def outer() -> str:
+        return await turn.step("in", ask, "a") + await turn.step("in", ask, "b")
+
+    return await turn.step("outer", outer) + await turn.step("after", ask, "c")
+
+
+async def _gathered(turn: Turn, ask: Callable[[str], Awaitable[str]]) -> str:
+    async def two() -> str:
+        first = await turn.step("quick", ask, "a")
+        await asyncio.sleep(0.05)
+        return first + await turn.step("quick", ask, "b")
+
+    return "".join(await asyncio.gather(turn.step("slow", ask, "slow"), two()))
+
+
+async def _grouped(turn: Turn, ask: Callable[[str], Awaitable[str]]) -> str:
+    async def two() -> str:
+        first = await turn.step("quick", ask, "a")
+        await asyncio.sleep(0.05)
+        return first + await turn.step("quick", ask, "b")
+
+    async with asyncio.TaskGroup() as group:
+        slow = group.create_task(turn.step("slow", ask, "slow"))
+        other = group.create_task(two())
+    return slow.result() + other.result()
+
+
+@pytest.mark.parametrize("body", [_nested, _gathered, _grouped])
+async def test_steps_within_and_beside_others_wait_for_a_budget(store: Store, body: Any):
+    await store.create_session(agent="clerk", id="s", owner="ada")
+    async with working(store, _plain(body, 10)):
+        message = await send(store, "s", "hello")
+        await waiting(store)
+        await store.set_budget("turn", "s", Limits(tokens=1000), actor="root")
+        await store.wake_for_budgets("turn", "s")
+        found = await ended(store, message)
+    assert (found.state, found.reason) == ("done", None)
+    assert len(done) == len(set(done)) == 3, "each request was made once"
+
+
+async def test_a_question_beside_a_budget_keeps_its_deadline(store: Store):
+    """A parallel call asks, with a default; when that applies, the turn continues up to its next model request."""
+
+    async def danger() -> str:
+        return work("danger")
+
+    def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        del info
+        if len(messages) > 1:
+            return ModelResponse(parts=[TextPart("done")])
+        return ModelResponse(parts=[ToolCallPart("danger", {}, "c1"), ToolCallPart("nap", {}, "c2")])
+
+    agent = Agent(FunctionModel(respond))
+    agent.tool_plain(
+        requires_approval=True, metadata={"approval": {"deadline": timedelta(seconds=1.5), "default": "deny"}}
+    )(danger)
+
+    async def nap() -> str:
+        await holdfast.sleep(seconds=0.5)
+        return work("nap")
+
+    agent.tool_plain(metadata={"recovery": "steps"})(nap)
+    await store.create_session(agent="clerk", id="s", owner="ada")
+    async with working(
+        store, AgentSetup(agent=agent, name="clerk", budgets=[Budget(per="session", requests=1)])
+    ):
+        message = await send(store, "s", "hello")
+        await waiting(store)
+        assert done == ["nap"]
+        assert "approval_answered" in await kinds(store, "s")
+        await raised(store, 100)
+        assert (await ended(store, message)).state == "done"
+
+
+async def test_a_budget_that_is_set_later_holds_for_the_next_message_of_the_same_claim(store: Store):
+    await store.create_session(agent="clerk", id="s", owner="ada")
+    go_on = asyncio.Event()
+
+    async def hold() -> str:
+        await store.set_budget("owner", "ada", Limits(requests=0), actor="root")
+        go_on.set()
+        return work("hold")
+
+    def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        del info
+        return ModelResponse(parts=[ToolCallPart("hold", {})] if len(messages) == 1 else [TextPart("done")])
+
+    first = await send(store, "s", "one")
+    await send(store, "s", "two")
+    async with working(store, AgentSetup(agent=Agent(FunctionModel(respond), tools=[hold]), name="clerk")):
+        await ended(store, first)
+        await waiting(store)
+    assert done == ["hold"]
+
+
+async def test_a_compaction_is_charged_and_refused(store: Store):
+    await store.create_session(agent="clerk", id="s", owner="ada")
+    served = AgentSetup(agent=Agent(looping(0)), name="clerk", budgets=[Budget(per="session", requests=2)])
+    async with working(store, served):
+        await ended(store, await send(store, "s", "hello"))
+        assert (await ended(store, await store.submit("s", "compact"))).state == "done"
+        refused = await ended(store, await store.submit("s", "compact"))
+    assert "2 requests of 2 requests" in (refused.reason or "")
+
+
+async def test_a_turn_of_an_application_has_one_budget_over_all_its_runs(store: Store):
+    recorder = Holdfast(store, agent="clerk", owner="ada", budgets=[Budget(per="turn", requests=1)])
+    agent = Agent(looping(2), tools=[work], capabilities=[recorder])
+    with pytest.raises(BudgetReached):
+        await agent.run("hello", conversation_id="s")
+    for _ in range(2):
+        with pytest.raises(BudgetReached):
+            await resume(agent, store, await last_run(store))
+    assert done == ["request", "0"]
+    statuses = [run.status for run in (await store.runs(session_id="s")).items]
+    assert statuses == ["completed", "completed", "waiting"]

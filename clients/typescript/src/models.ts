@@ -502,13 +502,13 @@ export interface NewBudget {
   /** Input and output tokens. */
   tokens?: number | null;
   /** Dollars. Requests without a known price cost 0. */
-  cost?: number | string | null;
+  cost?: number | null;
   /** How long runs work. */
   seconds?: number | null;
   /** Whose use is added up. */
   per: "turn" | "session" | "owner" | "agent" | "store";
-  /** The id of the session, the owner or the agent; empty for the store. */
-  name?: string;
+  /** The id of the session, the owner or the agent; none for the store. */
+  name?: string | null;
   /** Whether it begins again each day, in UTC. */
   daily?: boolean;
 }
@@ -1068,4 +1068,4 @@ export interface WorkerInfo {
 }
 
 /** The codes of the errors. A newer server may have others. */
-export type ErrorCode = "agent_exited" | "approval_needed" | "archive_failed" | "archive_too_new" | "bad_archive" | "bad_cursor" | "bad_id" | "bad_import" | "bad_input" | "bad_key" | "bad_settings" | "bad_text" | "bad_uri" | "bad_usage" | "bad_uuid" | "budget_reached" | "command_lost" | "conflict" | "credential_sealed" | "error" | "event_not_found" | "folder_not_found" | "forbidden" | "history_too_large" | "holder_lost" | "id_unavailable" | "key_reused" | "lease_lost" | "media_collected" | "media_damaged" | "media_denied" | "media_error" | "media_full" | "media_not_found" | "media_unavailable" | "missing_extra" | "not_cleaned" | "not_found" | "outcome_unknown" | "payload_too_large" | "queue_full" | "retention_refused" | "server_error" | "server_unavailable" | "session_busy" | "session_cleaned" | "session_erased" | "session_exists" | "session_moved" | "session_not_found" | "shell_closed" | "shell_unavailable" | "signal_timeout" | "step_failed" | "steps_differ" | "stopping" | "store_busy" | "store_closed" | "store_corrupt" | "store_error" | "store_forked" | "store_full" | "store_in_use" | "store_missing" | "store_read_only" | "store_replaced" | "store_too_new" | "store_too_old" | "store_unavailable" | "sweep_running" | "too_many_exports" | "turn_failed" | "turn_in_progress" | "turn_not_retriable" | "unauthenticated" | "unknown_media" | "unknown_store" | "version_conflict";
+export type ErrorCode = "agent_exited" | "approval_needed" | "archive_failed" | "archive_too_new" | "bad_archive" | "bad_cursor" | "bad_id" | "bad_import" | "bad_input" | "bad_key" | "bad_settings" | "bad_text" | "bad_uri" | "bad_usage" | "bad_uuid" | "budget_reached" | "command_lost" | "conflict" | "credential_sealed" | "error" | "event_not_found" | "folder_not_found" | "forbidden" | "history_too_large" | "holder_lost" | "id_unavailable" | "key_reused" | "lease_lost" | "media_collected" | "media_damaged" | "media_denied" | "media_error" | "media_full" | "media_not_found" | "media_unavailable" | "missing_extra" | "not_cleaned" | "not_found" | "outcome_unknown" | "payload_too_large" | "queue_full" | "rate_limited" | "retention_refused" | "server_error" | "server_unavailable" | "session_busy" | "session_cleaned" | "session_erased" | "session_exists" | "session_moved" | "session_not_found" | "shell_closed" | "shell_unavailable" | "signal_timeout" | "step_failed" | "steps_differ" | "stopping" | "store_busy" | "store_closed" | "store_corrupt" | "store_error" | "store_forked" | "store_full" | "store_in_use" | "store_missing" | "store_read_only" | "store_replaced" | "store_too_new" | "store_too_old" | "store_unavailable" | "sweep_running" | "too_many_exports" | "too_many_sessions" | "turn_failed" | "turn_in_progress" | "turn_not_retriable" | "unauthenticated" | "unknown_media" | "unknown_store" | "version_conflict";

@@ -1,13 +1,11 @@
 """The models of budgets."""
 
-from typing import Annotated
-
 from pydantic import ConfigDict, Field, StrictBool
 
-from holdfast.api.models import RequestBody, ResponseBody
+from holdfast.api.models import Name, RequestBody, ResponseBody
 from holdfast.budgets import BudgetSums, Limits, Per, readable
 
-_NAME = "The id of the session, the owner or the agent; empty for the store."
+_NAME = "The id of the session, the owner or the agent; none for the store."
 
 
 class NewBudget(Limits, RequestBody):
@@ -17,7 +15,7 @@ class NewBudget(Limits, RequestBody):
         json_schema_extra={"examples": [{"per": "owner", "name": "ada", "daily": True, "cost": 5}]}
     )
     per: Per = Field(description="Whose use is added up.")
-    name: Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$", description=_NAME)] = ""
+    name: Name | None = Field(None, description=_NAME)
     daily: StrictBool = Field(False, description="Whether it begins again each day, in UTC.")
 
 
@@ -34,7 +32,7 @@ class BudgetInfo(ResponseBody):
     """A budget that an administrator has set, and what was used in the current period."""
 
     per: Per
-    name: str = Field(description=_NAME)
+    name: str = Field(description="The id of the session, the owner or the agent; empty for the store.")
     daily: bool
     limits: BudgetLimits
     used: BudgetLimits

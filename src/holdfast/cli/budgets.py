@@ -1,7 +1,6 @@
 """`holdfast budget`: limits on what sessions, owners, agents or all together may use."""
 
 import asyncio
-from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -33,7 +32,9 @@ def set_budget(
         int | None, typer.Option(metavar="N", min=0, help="Completed model requests.")
     ] = None,
     tokens: Annotated[int | None, typer.Option(metavar="N", min=0, help="Input and output tokens.")] = None,
-    cost: Annotated[str | None, typer.Option(metavar="DOLLARS", help="Known cost, such as 2.50.")] = None,
+    cost: Annotated[
+        float | None, typer.Option(metavar="DOLLARS", min=0, help="Known cost, such as 2.50.")
+    ] = None,
     seconds: Annotated[float | None, typer.Option(metavar="N", min=0, help="How long runs work.")] = None,
     store: StoreUrl = None,
     url: ServerUrl = None,
@@ -52,7 +53,7 @@ def set_budget(
     limits: dict[str, Any] = {
         "requests": requests,
         "tokens": tokens,
-        "cost": _dollars(cost),
+        "cost": cost,
         "seconds": seconds,
     }
     if all(limit is None for limit in limits.values()):
@@ -138,13 +139,6 @@ def _kind(kind: str, name: str) -> Per:
         problem = "the budget of the store has no name" if name else f"a budget per {kind} needs a name"
         raise BadInput(problem=problem)
     return cast("Per", kind)
-
-
-def _dollars(text: str | None) -> Decimal | None:
-    try:
-        return None if text is None else Decimal(text.removeprefix("$"))
-    except InvalidOperation:
-        raise BadInput(problem=f"--cost must be a number of dollars such as 2.50, not {text!r}") from None
 
 
 def _text(values: "BudgetLimits", limits: "BudgetLimits | None" = None) -> str:

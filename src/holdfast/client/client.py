@@ -3,7 +3,6 @@
 from collections.abc import AsyncGenerator, Collection
 from contextlib import suppress
 from datetime import date
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from holdfast.api.budgets import BudgetChanged, BudgetInfo
@@ -253,15 +252,14 @@ class Client:
         daily: bool = False,
         requests: int | None = None,
         tokens: int | None = None,
-        cost: Decimal | float | None = None,
+        cost: float | None = None,
         seconds: float | None = None,
     ) -> BudgetChanged:
         """Set the budget of one session, its turns, an owner, an agent or the store, which has no name. For administrators.
 
         Sessions that wait for it continue if it allows that. `cost` is in dollars.
         """
-        dollars = None if cost is None else str(cost)
-        limits = {"requests": requests, "tokens": tokens, "cost": dollars, "seconds": seconds}
+        limits = {"requests": requests, "tokens": tokens, "cost": cost, "seconds": seconds}
         given = {key: limit for key, limit in limits.items() if limit is not None}
         if not given:
             raise BadInput(problem="a budget needs a limit: requests, tokens, cost or seconds")
@@ -272,7 +270,7 @@ class Client:
         return await self._budget(per, name, daily=daily)
 
     async def _budget(self, per: Per, name: str, **given: Any) -> BudgetChanged:
-        body = {"per": per, "name": name, **given}
+        body = {"per": per, "name": name or None, **given}
         return await self._transport.call(BudgetChanged, "PUT", "/api/budgets", json=body)
 
     def budgets(self, *, per: Per | None = None, name: str | None = None) -> AsyncGenerator[BudgetInfo, None]:

@@ -3,7 +3,6 @@
 from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
@@ -714,7 +713,7 @@ class SyncClient(SyncHandle[Client]):
         daily: bool = False,
         requests: int | None = None,
         tokens: int | None = None,
-        cost: Decimal | float | None = None,
+        cost: float | None = None,
         seconds: float | None = None,
     ) -> BudgetChanged:
         """Set the budget of one session, its turns, an owner, an agent or the store, which has no name. For administrators.

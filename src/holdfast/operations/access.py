@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, Self, TypeAlias
 
 from holdfast.config import Settings
 from holdfast.errors import Forbidden, NotFound, SessionNotFound
+from holdfast.operations.limits import RateLimits
 from holdfast.store import Store
 from holdfast.types import SCOPES, Role, Scope, Session
 
@@ -89,6 +90,10 @@ class Service:
     """How many archives are being written."""
     started_at: float = field(default_factory=time.monotonic)
     used_at: float = field(default_factory=time.monotonic)
+    limits: RateLimits = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.limits = RateLimits(self.settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

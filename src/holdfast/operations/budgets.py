@@ -7,6 +7,7 @@ from pydantic import Field
 from holdfast.api.budgets import BudgetChanged, BudgetInfo, NewBudget
 from holdfast.api.models import Items
 from holdfast.budgets import Limits, Per
+from holdfast.errors import BadInput
 from holdfast.operations.access import Caller
 from holdfast.operations.registry import NO_NUL, ClientMethod, CursorText, Limit, operation
 
@@ -23,6 +24,8 @@ async def set_budget(caller: Caller, body: NewBudget) -> BudgetChanged:
     """Set or remove a budget. It replaces that of the settings, and the sessions that wait for it continue if it allows that."""
     limits = Limits(**body.model_dump(include=set(Limits.model_fields)))
     name = "" if body.per == "store" else body.name
+    if name is None:
+        raise BadInput(problem=f"a budget per {body.per} needs a name")
     sums = await caller.store.set_budget(body.per, name, limits, daily=body.daily, actor=caller.actor)
     woken = await caller.store.wake_for_budgets(body.per, name)
     return BudgetChanged(**dict(BudgetInfo.of_sums(sums)), woken=woken)

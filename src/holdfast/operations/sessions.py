@@ -20,7 +20,7 @@ from holdfast.api.models import (
 )
 from holdfast.approval import ApprovalRequest
 from holdfast.budgets import own_budgets
-from holdfast.errors import BadInput, Forbidden, IdUnavailable, SessionErased, SessionExists
+from holdfast.errors import BadInput, Forbidden, IdUnavailable, SessionErased, SessionExists, TooManySessions
 from holdfast.framework_sessions import refuse_foreign
 from holdfast.ids import did_you_mean
 from holdfast.jsontext import strict_json
@@ -60,6 +60,9 @@ async def create_session(caller: Caller, body: NewSession) -> SessionInfo:
     if body.owner not in {None, principal.owner} and not principal.is_admin:
         raise Forbidden(required="the role admin to create sessions for others", principal=principal.owner)
     refuse_unknown_agent(service, body.agent)
+    most = service.settings.max_sessions
+    if most is not None and not principal.is_admin and await caller.store.has_sessions(principal.owner, most):
+        raise TooManySessions(owner=principal.owner, limit=most)
     try:
         session = await caller.store.create_session(
             agent=body.agent,

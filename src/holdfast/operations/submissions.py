@@ -42,7 +42,9 @@ async def submit_kind(
     lane: Lane = "main",
     **options: Any,
 ) -> SubmissionInfo:
-    """Queue a submission, count it, and pass the trace of the caller to the worker."""
+    """Queue a submission, count it, and pass the trace of the caller to the worker. The control lane has no limit per minute."""
+    if lane == "main" and not caller.principal.is_admin:
+        caller.service.limits.use("submissions", caller.principal.owner)
     with span("holdfast submit", SUBMIT, within=caller.trace, session_id=session_id, kind=kind):
         sent: Submission = await caller.store.submit(
             session_id, kind, strict_json(payload, "payload"), lane=lane, trace=carried(), **options

@@ -255,7 +255,7 @@ class Buffer(BatchWriter):
         self._calls = calls  # has the effects for the next batch
         self._history = history
         self.meter = UsageMeter(run.agent, store.settings.prices)
-        self.accounts: Sequence[Account] = ()
+        self.accounts: Sequence[Account] = host.accounts
         """What the run counts towards."""
         self._events: list[NewEvent] = []  # for the next batch
         self.receiving = asyncio.Lock()

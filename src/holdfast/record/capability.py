@@ -40,7 +40,7 @@ from holdfast.media import MediaStore
 from holdfast.record import ledger
 from holdfast.record.buffer import Beginning, Buffer
 from holdfast.record.calls import Calls, missing_tools
-from holdfast.record.delegates import Delegate, continue_delegate
+from holdfast.record.delegates import Delegate, can_defer, continue_delegate
 from holdfast.record.ending import complete_run, fail_run, wait_for_budget
 from holdfast.record.history import open_history
 from holdfast.record.ledger import Policy
@@ -202,6 +202,7 @@ class _Recorder(AbstractCapability[Any]):
         self.session_id = ""
         self.outer = outer  # records the run whose tool starts this one
         self.is_active = False
+        self.can_defer = False
         self._threads = RunThreads()
         self._unapproved: set[str] = set()
         self._caller: asyncio.Task[Any] | None = None  # runs the agent; `wrap_run` runs in another task
@@ -227,6 +228,7 @@ class _Recorder(AbstractCapability[Any]):
             message = "a run without an id cannot be recorded"
             raise RuntimeError(message)
         self.run_id = ctx.run_id
+        self.can_defer = can_defer(ctx.agent, hosted=self._settings.host is not None)
         agent = self._settings.agent or getattr(ctx.agent, "name", None) or "agent"
         self._delegate = Delegate.of_run(ctx.run_id)
         with ended_with(self._caller):
@@ -348,7 +350,7 @@ class _Recorder(AbstractCapability[Any]):
             )
         except BudgetReached as reached:
             wait = await wait_for_budget(self.buffer, self._host, ctx.messages, reached)
-            if self._delegate is not None:
+            if self._delegate is not None and self.outer is not None and self.outer.can_defer:
                 await self._delegate.suspended(wait)
             raise
         try:
@@ -448,10 +450,9 @@ class _Recorder(AbstractCapability[Any]):
             history=history,
         )
         self.buffer.meter.model = ctx.model.model_name
-        inner = self.outer is not None and self.outer.is_active
-        self.buffer.accounts = self.outer.buffer.accounts if self.outer and inner else self._host.accounts
         started = run_event(ctx, "run_started", agent=agent, parent=self._parent)
         if self.outer is not None and self.outer.is_active:
+            self.buffer.accounts = self.outer.buffer.accounts
             self.outer.record_call()
         self.buffer.begin(Beginning(started, list(ctx.messages), ctx.prompt, waited))
 

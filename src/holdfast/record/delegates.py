@@ -122,6 +122,8 @@ class Delegate:
         facts: dict[str, Any] = {"wait": "delegate", "questions": asked}
         if (until := first(calls.waits.values())) is not None:
             facts["until"] = until.isoformat()
+        if budget := next((wait.budget for wait in calls.waits.values() if wait.budget is not None), None):
+            facts["budget"] = budget
         await self._write(facts)
         raise Waiting(facts)
 
@@ -157,6 +159,13 @@ class Delegate:
         """Record its end with the next batch. The number of its run stays on record."""
         if self.known is not None:
             self.steps.buffer.add_effect(replace(self.known, state=state, error=error))
+
+
+def can_defer(agent: Any, *, hosted: bool) -> bool:
+    """Return whether calls of an agent's runs can wait. A worker adds that to the agent's output types, unless it has output validators."""
+    own: Any = agent.output_type
+    kinds: list[Any] = [*own] if isinstance(own, list | tuple) else [own]
+    return DeferredToolRequests in kinds or (hosted and not getattr(agent, "_output_validators", None))
 
 
 async def _until_free(store: Store, session_id: str) -> None:

@@ -76,6 +76,7 @@ async def wait_for_budget(
     """Record that a run waits for a budget. Its turn continues with the model request that was not sent."""
     wait = for_budget(reached, buffer.run.id, await buffer.store.now())
     await complete_run(buffer, host, messages, None, waits={wait.ref[1]: wait})
+    await buffer.store.recheck_budgets(buffer.lease.session_id, buffer.accounts)
     return wait
 
 

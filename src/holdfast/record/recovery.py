@@ -103,11 +103,14 @@ async def resume(agent: Agent[Any, T], store: Store, run_id: str, **options: Any
         again = {key: ToolApproved() for key in asleep - given.approvals.keys() - given.calls.keys()}
         options["deferred_tool_results"] = replace(given, approvals={**given.approvals, **again})
     prompt = await prompt_aside(store, run, _media(agent)) if latest[0].seq == run.first_seq else None
+    recording = await _recording(
+        agent, store, run.session_id, latest[0], {"resumes": run_id}, turn=chain[-1].id
+    )
     return await agent.run(
         prompt,
         message_history=messages,
         conversation_id=run.session_id,
-        capabilities=[await _recording(agent, store, run.session_id, latest[0], {"resumes": run_id})],
+        capabilities=[recording],
         **options,
     )
 
@@ -210,6 +213,7 @@ async def _recording(
     session_id: str,
     latest: Checkpoint | None,
     metadata: dict[str, Any],
+    turn: str | None = None,
 ) -> Holdfast:
     """Return the capability for this run: like the agent's own, but with this store, and by default for the session's owner.
 
@@ -230,6 +234,12 @@ async def _recording(
         media=own.media,
         media_threshold=own.media_threshold,
         host=StandaloneRun(
-            store, offloader, owner=owner, ttl=own.lease_ttl, continues=latest, budgets=own.budgets
+            store,
+            offloader,
+            owner=owner,
+            ttl=own.lease_ttl,
+            continues=latest,
+            budgets=own.budgets,
+            turn=turn,
         ),
     )

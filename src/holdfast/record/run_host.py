@@ -21,7 +21,7 @@ from holdfast.record.history import load, read_history
 from holdfast.record.offloader import MediaOffloader
 from holdfast.record.open_calls import pending_calls
 from holdfast.store import Store
-from holdfast.types import Batch, Checkpoint, Lease, Run, Session
+from holdfast.types import SUSPENDED, Batch, Checkpoint, Lease, Run, Session
 
 CANCELLATIONS = asyncio.CancelledError, KeyboardInterrupt, GeneratorExit
 """The errors that end a run because it was stopped from outside."""
@@ -34,6 +34,8 @@ class RunStart:
     lease: Lease
     checkpoint: Checkpoint | None
     messages: Sequence[ModelMessage]
+    waits: bool = False
+    """Whether the session waits, and the last run is to end when this one begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +94,9 @@ class RunHost(Protocol):
 
 
 async def waited_runs(store: Store, start: RunStart) -> list[Run]:
-    """Return the preceding run as completed if it waits for the answers that this run received."""
+    """Return the preceding run as completed if it waits: for the answers that this run received, or for a budget."""
     at = start.checkpoint
-    if at is None or at.run_id is None or not pending_calls(start.messages):
+    if at is None or at.run_id is None or not (start.waits or pending_calls(start.messages)):
         return []
     last = await store.run(at.run_id)
     return [replace(last, status="completed")] if last.status == "waiting" else []
@@ -125,8 +127,10 @@ class StandaloneRun(RunHost):
         title: str = "",
         continues: Checkpoint | EllipsisType | None = ...,
         budgets: Sequence[Budget] = (),
+        turn: str | None = None,
     ) -> None:
         self._budgets = budgets
+        self._turn = turn
         self._continues = continues
         self._store = store
         self._offloader = offloader
@@ -146,7 +150,7 @@ class StandaloneRun(RunHost):
             raise Conflict(
                 problem=f"run {run.id} is already recorded, and an explicit run id can be used only once"
             )
-        self.accounts, _ = await open_accounts(self._store, session, self._budgets, turn=run_id)
+        self.accounts, _ = await open_accounts(self._store, session, self._budgets, turn=self._turn or run_id)
         async with hold_lease(self._store, session_id, ttl=self._ttl) as lease:
             latest = (await self._store.checkpoints(session_id=session_id, limit=1)).items
             if self._continues is not ... and (latest[0] if latest else None) != self._continues:
@@ -156,7 +160,8 @@ class StandaloneRun(RunHost):
                 yield RunStart(lease, None, [])
                 return
             bodies = await read_history(self._store, session_id, latest[0])
-            yield RunStart(lease, latest[0], load(await self._offloader.back(bodies)))
+            messages = load(await self._offloader.back(bodies))
+            yield RunStart(lease, latest[0], messages, session.status in SUSPENDED)
 
     def failure(self, error: BaseException, unwritten: Exception | None) -> Failure | None:
         """Record every failure. A cancelled run is recorded as interrupted."""

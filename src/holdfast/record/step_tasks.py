@@ -45,6 +45,13 @@ class StepTasks:
         """Let `finish` look again."""
         self._changed.set()
 
+    async def idle(self, running: Collection[object]) -> None:
+        """Wait until no step is running."""
+        self._changed.set()
+        while running:
+            self._changed.clear()
+            await self._changed.wait()
+
     async def finish(self, running: Collection[object]) -> None:
         """Wait until no step is running, so that all outcomes are known. Then stop those that pause before they are tried again."""
         try:

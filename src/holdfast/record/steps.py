@@ -102,7 +102,7 @@ class Steps:
             except asyncio.CancelledError:
                 await self.tasks.stop()
                 raise
-            except (Exception, Suspended):
+            except (Exception, Suspended, BaseExceptionGroup):
                 await self.tasks.finish(self._running)
                 raise
             await self.tasks.finish(self._running)
@@ -288,10 +288,10 @@ class Steps:
                     started = self.event(
                         "step_started", request.facts(attempt=effect.attempts, **request.undo_facts())
                     )
-                    await self.buffer.start_step(effect, started, self.waits if self.decide else None)
+                    await _start(self, self._running, effect, started)
                     value = await _called(request, call, self.threads)
                 except BaseException as error:
-                    effect = self._running[request.ref]
+                    effect = self._running.get(request.ref, effect)
                     if not _is_outcome(error) or self.buffer.caused(error):
                         raise
                     pause = request.retry and request.retry.next_pause(
@@ -449,6 +449,18 @@ def failed_steps(error: BaseException) -> list[str]:
 
 class StepApproval(ApprovalRequired):
     """Raised when a person must decide whether to run a step again that may have taken effect."""
+
+
+async def _start(steps: Steps, running: dict[CallRef, Effect], effect: Effect, started: NewEvent) -> None:
+    """Record that a step is started. One of a plain agent may ask a model: if a budget is used up, it is suspended when no other step runs."""
+    outermost = (ledger.current_call.get() or steps.ref) == steps.ref
+    waits = steps.waits if steps.decide and outermost else None
+    try:
+        await steps.buffer.start_step(effect, started, waits)
+    except Suspended:
+        running.pop(next(ref for ref, other in running.items() if other is effect))
+        await steps.tasks.idle(running)
+        raise
 
 
 def _is_outcome(error: BaseException) -> bool:

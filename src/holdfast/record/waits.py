@@ -5,7 +5,8 @@ when the signal has arrived. Then the tool or function runs again from its top, 
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, Self, TypeAlias
@@ -94,6 +95,18 @@ def for_budget(reached: BudgetReached, run_id: str, now: datetime) -> Wait:
 
 class Suspended(BaseException):
     """Raised when the turn must wait. Not an `Exception`, so that agent code does not catch it."""
+
+
+@contextmanager
+def until_suspended() -> Generator[None, None, None]:
+    """Run a block until it ends or is suspended, also by a TaskGroup in it."""
+    try:
+        yield
+    except Suspended:
+        pass
+    except BaseExceptionGroup as group:
+        if group.split(Suspended)[1] is not None:
+            raise
 
 
 class Waiting(CallDeferred):

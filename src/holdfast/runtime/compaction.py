@@ -11,6 +11,7 @@ from holdfast.record.history import open_history
 from holdfast.record.resume_point import find_resume_point
 from holdfast.record.usage import UsageMeter
 from holdfast.runtime.leased_session import LeasedSession
+from holdfast.runtime.message import accounts_of
 from holdfast.runtime.turn import WorkerTurn
 from holdfast.types import Batch, Checkpoint, NewEvent, Session, Submission
 
@@ -18,7 +19,7 @@ from holdfast.types import Batch, Checkpoint, NewEvent, Session, Submission
 async def prepare_compaction(
     leased: LeasedSession, session: Session, submission: Submission
 ) -> tuple[WorkerTurn, Awaitable[Batch]]:
-    """Return a turn for the compaction, and the agent code that produces its batch. Raises `Conflict`."""
+    """Return a turn for the compaction, and the agent code that produces its batch. Raises `Conflict`, and `BudgetReached` if a budget is used up."""
     point = await find_resume_point(leased.store, leased.id, None)
     at, messages = point.checkpoint, point.messages
     if at is None or not messages:
@@ -26,6 +27,9 @@ async def prepare_compaction(
     if len(messages) != at.length:
         raise Conflict(problem="the last run was interrupted; send a message before you compact the session")
     runner = leased.runner(session)
+    accounts, reached = await accounts_of(leased, session, submission, runner.budgets, budgeted=True)
+    if reached is not None:
+        raise reached
     turn = WorkerTurn(
         lease=leased.lease,
         submission=submission,
@@ -54,6 +58,7 @@ async def prepare_compaction(
             checkpoints=[Checkpoint(id=new_id(), segment=history.segment, length=len(shorter))],
             events=[*completed, NewEvent(kind="compacted", payload=payload)],
             usage=meter.take(),
+            accounts=accounts,
         )
 
     return turn, compact()

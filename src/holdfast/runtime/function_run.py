@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
@@ -31,7 +30,7 @@ from holdfast.record.open_calls import pending_calls, without_pending_calls
 from holdfast.record.steps import Steps
 from holdfast.record.threads import RunThreads
 from holdfast.record.undo import Undo
-from holdfast.record.waits import Suspended
+from holdfast.record.waits import Suspended, until_suspended
 from holdfast.runtime.drafts import Drafts
 from holdfast.runtime.function_retry import ENTRY, TurnRetry
 from holdfast.runtime.runner import TurnStart
@@ -124,7 +123,6 @@ class FunctionRun:
                 calls=Calls(self.run_id, {}),
                 history=history,
             )
-            self.buffer.accounts = host.accounts
             self._steps = Steps(
                 ref=(self._origin, ENTRY),
                 store=start.store,
@@ -228,7 +226,7 @@ class FunctionRun:
         return [call_id for call_id in self._decided if "/" not in call_id]
 
     async def _call(self) -> None:
-        with suppress(Suspended):
+        with until_suspended():
             async with self._steps.open():
                 value = await self.function(self)
                 if value is not None and self._answer is None:
@@ -269,8 +267,8 @@ class FunctionRun:
         """Raise `BadInput` if the turn has ended, and stop code that runs while the turn waits."""
         if not self._open:
             raise BadInput(problem="the turn has ended")
-        if self._questions or self._steps.waits:
-            raise Suspended
+        if (self._questions or self._steps.waits) and ledger.current_call.get() is None:
+            raise Suspended  # a step that runs ends as usual
 
     async def ask(self, arguments: dict[str, Any], deadline: Deadline | None = None) -> Decision:
         """Return the decision on a question, or suspend the turn until there is one."""

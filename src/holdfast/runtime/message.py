@@ -56,9 +56,9 @@ async def prepare_turn(
         )
         if not await waiting.continues():
             return None
-    accounts, reached = await _accounts(leased, session, submission, runner.budgets, budgeted=budgeted)
-    if reached is not None and point.chain and point.chain[0].status == "waiting":
-        await wait_for_budget(leased, submission, reached)
+    accounts, reached = await accounts_of(leased, session, submission, runner.budgets, budgeted=budgeted)
+    if reached is not None and point.chain and point.chain[0].status == "waiting" and not questions.open:
+        await wait_for_budget(leased, submission, reached, accounts)
         return None
     turn = WorkerTurn(
         lease=leased.lease,
@@ -91,7 +91,7 @@ async def prepare_turn(
     return turn, await runner.prepare(start)
 
 
-async def _accounts(
+async def accounts_of(
     leased: LeasedSession,
     session: Session,
     submission: Submission,

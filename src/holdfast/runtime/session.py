@@ -190,7 +190,7 @@ class SessionRunner:
             last=self._left == 0,
             take_steered=self._urgent.take_steered,
             begun=self.begun,
-            budgeted=self._work.budgeted,
+            budgeted=self._work.budgeted or not is_first,  # they may have been set since the claim
         )
         if prepared is None:
             return (await self._leased.read()).status in SUSPENDED

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from holdfast.budgets import Account
 from holdfast.errors import BudgetReached
 from holdfast.jsontext import lenient_json
 from holdfast.questions import ANSWERED, DEADLINE, ApprovalAnswer, Questions
@@ -90,7 +91,7 @@ class WaitingTurn:
 
     async def _is_any_over(self, waits: Sequence[Wait], now: datetime) -> bool:
         for wait in waits:
-            if wait.is_over(now):
+            if wait.is_over(now) or wait.budget is not None:  # then the budget is checked again
                 return True
             if wait.name is not None:
                 prefix = f"{wait.name}/"
@@ -128,7 +129,9 @@ class WaitingTurn:
         await self.leased.end(self.submission, "failed", reason, batch=batch, run_id=run.id)
 
 
-async def wait_for_budget(leased: LeasedSession, submission: Submission, reached: BudgetReached) -> None:
+async def wait_for_budget(
+    leased: LeasedSession, submission: Submission, reached: BudgetReached, accounts: Sequence[Account]
+) -> None:
     """Let a turn wait on for a budget that is used up, until it is checked again."""
     wait = for_budget(reached, submission.run_id or "", await leased.store.now())
     change = SubmissionChange(
@@ -137,6 +140,7 @@ async def wait_for_budget(leased: LeasedSession, submission: Submission, reached
     await leased.store.write(
         leased.lease, Batch(submissions=[change], status="sleeping", waiting_for=str(wait))
     )
+    await leased.store.recheck_budgets(leased.id, accounts)
 
 
 def _is_due(question: Mapping[str, Any], now: datetime) -> bool:

@@ -115,9 +115,8 @@ class Worker:
         self._renewal = renewal = Renewal(
             self._store, holder, lost=self._lost.set, every=self._renew, in_thread=True
         )
-        duties = [asyncio.create_task(self._rescue()), asyncio.create_task(keep_firing(self._store))]
-        if self._store.settings.budgets or any(agent.budgets for agent in self._agents.values()):
-            duties.append(asyncio.create_task(self._check_budgets()))
+        duties = [self._rescue(), keep_firing(self._store), self._check_budgets()]
+        duties = [asyncio.create_task(duty) for duty in duties]
         _log.info("worker %s serves %s", self.name, ", ".join(sorted(self._agents)))
         try:
             await self._uncount_attempts()
@@ -136,7 +135,7 @@ class Worker:
                 await self._leave(holder, renewal)
 
     async def _check_budgets(self) -> None:
-        """Let the sessions check their budgets again that wait for one: it may have been raised while no worker ran."""
+        """Let the sessions check their budgets again that wait for one: it may have been raised or removed in the settings."""
         with suppress(HoldfastError):
             await self._store.wake_for_budgets()
 

@@ -23,6 +23,7 @@ from holdfast.errors import (
     ArchiveFailed,
     BadInput,
     BadSettings,
+    BudgetReached,
     Conflict,
     Forbidden,
     HoldfastError,
@@ -31,11 +32,13 @@ from holdfast.errors import (
     NotFound,
     PayloadTooLarge,
     QueueFull,
+    RateLimited,
     SessionBusy,
     ShellUnavailable,
     Stopping,
     StoreError,
     TooManyExports,
+    TooManySessions,
     TurnInProgress,
     Unauthenticated,
 )
@@ -66,6 +69,9 @@ _STATUS: Final[tuple[tuple[type[HoldfastError], int], ...]] = (
     (BadSettings, 501),
     (BadInput, 422),
     (QueueFull, 429),
+    (RateLimited, 429),
+    (TooManySessions, 409),
+    (BudgetReached, 409),
     (Conflict, 409),
     (TurnInProgress, 409),
     (SessionBusy, 409),
@@ -246,7 +252,10 @@ def _error(
 ) -> JSONResponse:
     headers = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503: {"retry-after": "1"}}
     body = {"error": {"code": code, "message": message, "facts": dict(facts)}}
-    return JSONResponse(body, status, headers.get(status))
+    given = headers.get(status)
+    if status == 429 and "seconds" in facts:  # noqa: PLR2004 - too many requests
+        given = {"retry-after": str(facts["seconds"])}
+    return JSONResponse(body, status, given)
 
 
 def _facts(error: HoldfastError) -> dict[str, Any]:

@@ -3,9 +3,8 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager
-from functools import partial
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import AbstractContextManager, contextmanager
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, get_origin, get_type_hints
 
@@ -26,6 +25,7 @@ from holdfast.store import Store
 from holdfast.types import Session
 
 if TYPE_CHECKING:
+    from holdfast.operations.limits import RateLimits
     from holdfast.server.auth import Authenticator
 
 T = TypeVar("T")
@@ -47,11 +47,11 @@ _VALUES: Final = "holdfast.most_values"
 _ERRORS: dict[Rule, tuple[int, ...]] = {
     "public": (422,),
     "user": (401, 403, 404, 409, 413, 422, 429, 503),
-    "shell": (401, 403, 404, 409, 413, 422, 503),
+    "shell": (401, 403, 404, 409, 413, 422, 429, 503),
     "admin": (401, 403, 409, 413, 422, 503),
-    "read": (401, 403, 404, 409, 422, 503),
+    "read": (401, 403, 404, 409, 422, 429, 503),
     "write": (401, 403, 404, 409, 413, 422, 429, 503),
-    "delete": (401, 403, 404, 409, 413, 422, 503),
+    "delete": (401, 403, 404, 409, 413, 422, 429, 503),
 }
 _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
 """By name: FastAPI would build a validator for each of hundreds of error responses, which takes a quarter of the start."""
@@ -62,7 +62,7 @@ _MEANING = {
     409: "Conflict with the current state.",
     413: "The body is too large.",
     422: "The request is not valid.",
-    429: "The queue is full.",
+    429: "The queue is full, or you exceed a limit.",
     503: "The store is not available.",
 }
 
@@ -99,6 +99,8 @@ class GuardedRoute(APIRoute):
             await authenticator.authorize(request, cast("Rule", rule), path)
             if rule == "public":
                 request.scope[_VALUES] = MOST_FIELDS
+            elif not (principal := principal_of(request)).is_admin:
+                request.app.state.service.limits.use("requests", principal.owner)
             if limit is not None:
                 settings = request.app.state.service.settings
                 request.scope[BODY_LIMIT] = limit if isinstance(limit, int) else getattr(settings, limit)
@@ -216,8 +218,24 @@ def channels_of(request: Request) -> Channels:
 
 
 def access_of(request: Request) -> Callable[[Callable[[], None]], AbstractContextManager[None]]:
-    """Return a function that watches the access of an open stream, and calls its argument when the access ends."""
-    return partial(request.app.state.revocation.watch, request.state.token, principal_of(request))
+    """Return a function that watches the access of an open stream, and calls its argument when the access ends.
+
+    Raises `RateLimited` if the owner has too many streams.
+    """
+    principal = principal_of(request)
+    limits: RateLimits = request.app.state.service.limits
+    if not principal.is_admin:
+        limits.check_streams(principal.owner)
+
+    @contextmanager
+    def watch(end: Callable[[], None]) -> Generator[None, None, None]:
+        with (
+            limits.streaming(principal.owner),
+            request.app.state.revocation.watch(request.state.token, principal, end),
+        ):
+            yield
+
+    return watch
 
 
 async def while_allowed(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -10,7 +10,7 @@ from holdfast.ids import check_choice, check_name, new_id
 from holdfast.store.rows import Row, from_cursor, page_limit, to_page
 from holdfast.store.transactions import Transactions, Tx, op, reading, writing
 from holdfast.store.write import reached
-from holdfast.types import Page, Session
+from holdfast.types import SUSPENDED, Page, Session
 
 
 class BudgetMethods(Transactions):
@@ -105,24 +105,52 @@ class BudgetMethods(Transactions):
     async def wake_for_budgets(self, per: Per = "store", name: str = "") -> int:
         """Let the sessions continue that wait for a budget, at once: their workers check it again. Return how many."""
         woken, after = 0, (0, "")
-        while rows := await self._waiting_for_budgets(per, name, after):
+        before = await self._clock_now()  # one that waits again meanwhile has checked it
+        while rows := await self._waiting_for_budgets(per, name, after, before):
             for row in rows:
                 woken += await self._wake_turn(row["id"])
             after = rows[-1]["active_at"], rows[-1]["id"]
         return woken
 
     @reading
-    def _waiting_for_budgets(self, per: Per, name: str, after: tuple[int, str]) -> Tx[Sequence[Row]]:
+    def _clock_now(self) -> Tx[int]:
+        (clock,) = yield op("now")
+        return clock["now"]
+
+    async def recheck_budgets(self, session_id: str, accounts: Sequence[Account]) -> None:
+        """Let a turn continue that has begun to wait for a budget, if that was raised before the wait was recorded."""
+        if reached(accounts, await self._sums_of(session_id, accounts)) is None:
+            await self._wake_turn(session_id)
+
+    @reading
+    def _sums_of(
+        self, session_id: str, accounts: Sequence[Account]
+    ) -> Tx[dict[tuple[str, str, bool], BudgetSums]]:
+        names = {account.per: account.name for account in accounts}
+        turn = next((account.turn for account in accounts if account.turn), "")
+        root = names.get("turn") or names.get("session") or session_id
+        given = {"owner": names.get("owner", ""), "agent": names.get("agent", "")}
+        rows = yield op("session_budgets", session_id=root, **given)
+        return {(each.per, each.name, each.daily): each for each in (_sums(row, turn) for row in rows)}
+
+    @reading
+    def _waiting_for_budgets(
+        self, per: Per, name: str, after: tuple[int, str], before: int
+    ) -> Tx[Sequence[Row]]:
         owned = _owned("session" if per == "turn" else per, name)
-        return (yield op("waiting_for_budgets", after_at=after[0], after_id=after[1], limit=500, **owned))
+        return (
+            yield op(
+                "waiting_for_budgets", after_at=after[0], after_id=after[1], before=before, limit=500, **owned
+            )
+        )
 
     @writing(changes="session_id", wakes=True, repeatable=True)
     def _wake_turn(self, session_id: str) -> Tx[int]:
         head = yield from self._lock_head(session_id)
-        if head.holder is not None or head.status != "sleeping":
+        if head.status not in SUSPENDED:
             return 0
         woken = yield op("wake_turn", session_id=session_id)
-        if woken:
+        if woken and head.holder is None:  # else it is ready when its holder releases it
             yield op("wake_head", session_id=session_id)
         return len(woken)
 
@@ -136,9 +164,10 @@ def _owned(per: Per, name: str) -> Mapping[str, str | None]:
     return {f"of_{each}": name if each == per else None for each in ("session", "owner", "agent")}
 
 
-def _sums(row: Row, turn: str = "") -> BudgetSums:
-    current = {"turn": turn}.get(row["per"], str(row["today"]) if row["daily"] else "")
-    is_current = row["period"] == current
+def _sums(row: Row, turn: str | None = None) -> BudgetSums:
+    """Return a row with the sums of the current day or turn; without a `turn`, those of the last one."""
+    current = str(row["today"]) if row["daily"] else ""
+    is_current = row["period"] == current if row["per"] != "turn" else turn in {None, row["period"]}
     return BudgetSums(
         per=row["per"],
         name=row["name"],

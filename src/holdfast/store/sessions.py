@@ -269,6 +269,12 @@ class SessionMethods(Transactions):
         yield op("add_audit", id=id, actor=actor, action=action, session_id=session_id, detail=detail)
 
     @reading
+    def has_sessions(self, owner: str, number: int) -> Tx[bool]:
+        """Return whether an owner has this number of sessions that are not cleaned, or more."""
+        (row,) = yield op("some_sessions", owner=owner, limit=number)
+        return row["number"] >= number
+
+    @reading
     def audit_log(
         self, *, session_id: str | None = None, cursor: str | None = None, limit: int = 50
     ) -> Tx[Page[AuditEntry]]:

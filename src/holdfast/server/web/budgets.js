@@ -35,10 +35,10 @@ function Form({ onSet }) {
     event.preventDefault();
     const form = event.target;
     const given = new FormData(form);
-    const body = { per, name: (given.get("name") ?? "").trim(), daily: given.has("daily") };
+    const body = { per, name: (given.get("name") ?? "").trim() || null, daily: given.has("daily") };
     for (const measure of Object.keys(MEASURES)) {
       const text = given.get(measure).trim();
-      if (text) body[measure] = measure === "cost" ? text : Number(text);
+      if (text) body[measure] = Number(text);
     }
     setProblem(null);
     setDone(null);
@@ -96,7 +96,7 @@ export function Budgets({ isAdmin }) {
   }, []);
   const remove = ({ per, name, daily }) => async () => {
     try {
-      await api.setBudget({ per, name, daily });
+      await api.setBudget({ per, name: name || null, daily });
     } catch (error) {
       setProblem(error.message);
     }

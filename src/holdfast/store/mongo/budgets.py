@@ -88,6 +88,7 @@ async def waiting_for_budgets(
     *,
     after_at: int,
     after_id: str,
+    before: int,
     limit: int,
     of_session: str | None,
     of_owner: str | None,
@@ -95,7 +96,8 @@ async def waiting_for_budgets(
 ) -> list[MongoRow]:
     given = {"_id": of_session, "owner": of_owner, "agent": of_agent}
     where: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    where |= {"status": "sleeping", "waiting_for": {"$regex": "budget of"}}
+    where |= {"status": {"$in": ["sleeping", "waiting"]}, "waiting_for": {"$regex": "budget of"}}
+    where["active_at"] = {"$lte": before}
     where["$and"] = [beyond("$gt", active_at=after_at, id=after_id)]
     return await db.find("sessions", where, sort=[("active_at", 1), ("id", 1)], limit=limit)
 

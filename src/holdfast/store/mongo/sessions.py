@@ -243,3 +243,8 @@ async def totals(db: Documents) -> list[MongoRow]:
             queue_wait=now - ready[0]["ready_at"] if ready else 0,
         )
     ]
+
+
+async def some_sessions(db: Documents, *, owner: str, limit: int) -> list[MongoRow]:
+    where = {"owner": owner, "status": {"$ne": "cleaned"}}
+    return [MongoRow(number=len(await db.find("sessions", where, limit=limit, fields=["_id"])))]

@@ -35,7 +35,7 @@ RETURNING *, now_us() / 86400000000 AS today;
 
 -- name: waiting_for_budgets
 SELECT s.id, s.active_at FROM sessions s
-WHERE s.status = 'sleeping' AND s.waiting_for LIKE '%budget of%'
+WHERE s.status IN ('sleeping', 'waiting') AND s.waiting_for LIKE '%budget of%' AND s.active_at <= :before
   AND s.id = :of_session     --? of_session
   AND s.owner = :of_owner    --? of_owner
   AND s.agent = :of_agent    --? of_agent

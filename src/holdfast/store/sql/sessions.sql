@@ -1,3 +1,9 @@
+-- name: some_sessions
+-- Reads no more of the owner's sessions than asked for.
+SELECT count(*) AS number FROM (
+  SELECT s.id FROM sessions s WHERE s.owner = :owner AND s.status <> 'cleaned' ORDER BY s.active_at DESC, s.id DESC LIMIT :limit
+) AS few;
+
 -- name: create_head
 INSERT INTO heads (session_id, agent, epoch, seq, writes, written
 --[sqlite]   , number

@@ -1,0 +1,129 @@
+"""Limits of each owner: a request beyond them is refused with the time to wait or with what to delete, and other owners are not affected."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx2
+import pytest
+
+from holdfast import Store
+from holdfast.config import load_settings
+from holdfast.errors import RateLimited
+from holdfast.operations.limits import RateLimits
+from holdfast.server import create_app
+from holdfast.server.auth import digest
+from holdfast.store import open_store
+from tests.server.conftest import TOKENS
+from tests.server.fronts import front
+
+
+def as_(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {TOKENS[name]}"}
+
+
+@asynccontextmanager
+async def limited(store: Store, **settings: Any) -> AsyncGenerator[httpx2.AsyncClient, None]:
+    app = create_app(load_settings(**settings), store)
+    transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx2.AsyncClient(
+        transport=transport, base_url="http://test", headers=as_("owner")
+    ) as client:
+        yield client
+
+
+@pytest.mark.usefixtures("tokens")
+async def test_requests_per_minute(store: Store):
+    async with limited(store, max_requests_per_minute=3) as http:
+        answers = [await http.get("/api/me") for _ in range(4)]
+        assert [each.status_code for each in answers] == [200, 200, 200, 429]
+        assert 1 <= int(answers[3].headers["retry-after"]) <= 20
+        error = answers[3].json()["error"]
+        assert (error["code"], error["facts"]["limit"]) == ("rate_limited", 3)
+        assert (await http.get("/api/me", headers=as_("reader"))).status_code == 429, (
+            "another token of the owner"
+        )
+        assert (await http.get("/api/me", headers=as_("other"))).status_code == 200
+        assert {(await http.get("/api/me", headers=as_("admin"))).status_code for _ in range(5)} == {200}
+        assert {(await http.get("/health")).status_code for _ in range(5)} == {200}
+        assert (await http.get("/api/me", headers={"authorization": "Bearer hf_bad"})).status_code == 401
+
+
+@pytest.mark.usefixtures("tokens")
+async def test_submissions_per_minute_but_not_interrupts(store: Store):
+    session = await store.create_session(agent="agent", owner="owner")
+    path = f"/api/sessions/{session.id}"
+    async with limited(store, max_submissions_per_minute=2) as http:
+        body = {"kind": "message", "text": "hello"}
+        answers = [await http.post(f"{path}/submissions", json=body) for _ in range(3)]
+        assert [each.status_code for each in answers] == [202, 202, 429]
+        assert answers[2].json()["error"]["facts"]["what"] == "submissions per minute"
+        assert (await http.post(f"{path}/interrupt")).status_code == 202
+        assert (await http.get(path)).status_code == 200
+    assert (await store.session(session.id)).pending == 3
+
+
+@pytest.mark.usefixtures("tokens")
+async def test_the_number_of_sessions(store: Store):
+    await store.create_session(agent="agent", owner="other")
+    async with limited(store, max_sessions=2) as http:
+        answers = [await http.post("/api/sessions", json={"agent": "agent"}) for _ in range(3)]
+        assert [each.status_code for each in answers] == [201, 201, 409]
+        error = answers[2].json()["error"]
+        assert error["code"] == "too_many_sessions"
+        assert "Clean or erase some" in error["message"]
+        mine = {"agent": "agent", "owner": "owner"}
+        assert (await http.post("/api/sessions", json=mine, headers=as_("admin"))).status_code == 201
+        erased = await http.delete(f"/api/sessions/{answers[0].json()['id']}")
+        assert erased.status_code < 300, erased.text
+        assert (await http.post("/api/sessions", json={"agent": "agent"})).status_code == 409
+        await http.delete(f"/api/sessions/{answers[1].json()['id']}")
+        assert (await http.post("/api/sessions", json={"agent": "agent"})).status_code == 201
+
+
+@pytest.mark.processes
+async def test_streams_at_once(tmp_path: Any):
+    url = f"sqlite:///{tmp_path}/store.db"
+    async with open_store(url) as store, AsyncExitStack() as stack:
+        await store.add_token(digest(TOKENS["owner"]), owner="owner")
+        session = await store.create_session(agent="agent", owner="owner")
+        server = await stack.enter_async_context(front(url, "--role", "api", max_streams=2))
+        path = f"{server.url}/api/sessions/{session.id}/events"
+        headers = as_("owner") | {"accept": "text/event-stream"}
+        http = await stack.enter_async_context(httpx2.AsyncClient())
+        streams = AsyncExitStack()
+        for _ in range(2):
+            assert (
+                await streams.enter_async_context(http.stream("GET", path, headers=headers))
+            ).status_code == 200
+        refused = await http.get(path, headers=headers)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert (await http.get(path, headers=as_("owner"))).status_code == 200, (
+            "a page of events is no stream"
+        )
+        await streams.aclose()
+        async with asyncio.timeout(10):
+            while True:
+                async with http.stream("GET", path, headers=headers) as again:
+                    if again.status_code == 200:
+                        break
+                await asyncio.sleep(0.05)
+
+
+def test_what_is_left_grows_back_evenly_and_memory_is_bounded():
+    now = 0.0
+    limits = RateLimits(load_settings(max_requests_per_minute=60), lambda: now)
+    for _ in range(60):
+        limits.use("requests", "ada")
+    with pytest.raises(RateLimited, match="60 requests per minute"):
+        limits.use("requests", "ada")
+    now = 2.0
+    limits.use("requests", "ada")
+    limits.use("requests", "ada")
+    with pytest.raises(RateLimited):
+        limits.use("requests", "ada")
+    for number in range(30_000):
+        limits.use("requests", f"owner-{number}")
+    assert len(limits._allowances) == 20_000  # pyright: ignore[reportPrivateUsage]
+    limits.use("submissions", "ada")
