@@ -59,6 +59,7 @@ class Tally:
     approvals: int = 0
     interrupts: int = 0
     signals: int = 0
+    budgets: int = 0
     retries: Counter[str] = field(default_factory=Counter[str])
     wrong: list[str] = field(default_factory=list[str])
     """Answers that no fault excuses."""
@@ -105,10 +106,35 @@ class Clients:
         await self.streams.aclose()
 
     async def create(self) -> None:
-        """Create the sessions, a third of them with an agent whose model streams, and a third with one that has no model."""
+        """Create the sessions, a third of them with an agent whose model streams, and a third with one that has no model.
+
+        A quarter of them have a budget that is soon used up.
+        """
         for number, reader in enumerate(self.readers):
             agent = ("plain", "talker", "function")[number % 3]
             await self._until_answered("POST", "/api/sessions", {"agent": agent, "id": reader.session_id})
+            if number % 4 == 0:
+                await self._set_budget(reader.session_id, self._chance.randint(0, 3))
+
+    async def _set_budget(self, session_id: str, requests: int) -> None:
+        await self._until_answered(
+            "PUT", "/api/budgets", {"per": "session", "name": session_id, "requests": requests}
+        )
+        self.tally.budgets += 1
+
+    async def raise_budgets(self) -> None:
+        """Raise the budgets that sessions wait for, a little each time."""
+        while True:
+            await asyncio.sleep(0.5)
+            with suppress(ServerUnavailable, ServerError):
+                front = self._chance.choice(self._fronts)
+                asleep = (await front.sessions(status="sleeping", limit=100))["items"]
+                for session_id in (s["id"] for s in asleep if "budget of" in (s["waiting_for"] or "")):
+                    query = f"/api/budgets?per=session&name={session_id}"
+                    (budget,) = (await front.request("GET", query))["items"]
+                    await self._set_budget(
+                        session_id, budget["used"]["requests"] + self._chance.randint(1, 4)
+                    )
 
     async def submit(self, *, at_most_open: int) -> None:
         """Submit to one session after the other, as long as not too much is open."""

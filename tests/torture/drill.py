@@ -126,11 +126,12 @@ async def _hit(
     say(f"{len(members)} processes serve {plan.sessions} sessions on {plan.engine}; seed {plan.seed}")
     reading = [asyncio.create_task(reader.read()) for reader in clients.readers]
     approving = asyncio.create_task(clients.approve())
+    raising = asyncio.create_task(clients.raise_budgets())
     retrying = asyncio.create_task(clients.retry())
     interrupting = asyncio.create_task(clients.interrupt())
     submitting = [asyncio.create_task(clients.submit(at_most_open=plan.open)) for _ in range(plan.submitters)]
     telling = asyncio.create_task(_tell(driver, clients, say))
-    background = [*reading, approving, telling, retrying]
+    background = [*reading, approving, telling, retrying, raising]
     try:
         await driver.run(plan.duration)
         say("no more faults; everything must come to rest")
@@ -224,6 +225,7 @@ async def _judge(
         "approvals": tally.approvals,
         "interrupts": tally.interrupts,
         "signals": tally.signals,
+        "budgets set": tally.budgets,
         "retries": dict(sorted(tally.retries.items())),
         "answers": {str(status): number for status, number in sorted(tally.answers.items())},
         "requests and streams broken": tally.unreachable,

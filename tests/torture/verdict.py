@@ -22,6 +22,7 @@ from tests.torture.clients import Clients, Fork, Reader, Sent, digest
 
 _UNKNOWN = "it is unknown whether it took effect"
 USAGE = "usage that differs from the record"
+BUDGETS = "model requests beyond a budget"
 _OF_A_RUN = ("run_", "model_request_", "tool_call_", "step_", "message")
 _ATTEMPTS = 5
 _DID = re.compile(r"did (\S+) at epoch (\d+)")
@@ -47,6 +48,7 @@ class Verdict:
                 "events seen by clients and not in the store",
                 "timers that fired early, or waits that ended twice",
                 USAGE,
+                BUDGETS,
                 "sessions stuck",
                 "forks that are missing or not whole",
                 "histories that no provider would take",
@@ -136,6 +138,7 @@ async def _judge_session(
         verdict.add(USAGE, [f"{session.id}: {found} requests counted, {requests} on record"])
     if [event.seq for event in events] != list(range(1, session.seq + 1)):
         verdict.add("gaps or duplicates in the store", [f"{session.id}: {len(events)} of {session.seq}"])
+    await _judge_budget(store, session.id, events, verdict)
     _judge_reader(reader, events, verdict)
     submissions = await _all_submissions(store, session.id)
     _judge_submissions(submissions, sent, events, verdict)
@@ -144,6 +147,27 @@ async def _judge_session(
     await _judge_history(store, session.id, submissions, sent, effects, verdict)
     given_up = {str(found.idempotency_key) for found in submissions if found.state != "done"}
     return await _judge_effects(store, session.id, events, effects, given_up, verdict)
+
+
+async def _judge_budget(store: Store, session_id: str, events: list[Event], verdict: Verdict) -> None:
+    """No model request began when as many had ended as the budget of that moment allowed."""
+    limits: list[tuple[datetime, int]] = []
+    cursor: str | None = None
+    while True:
+        page = await store.audit_log(session_id=session_id, cursor=cursor)
+        limits += [(e.at, json.loads(e.detail)["requests"]) for e in page.items if e.action == "set_budget"]
+        if (cursor := page.next_cursor) is None:
+            break
+    if not limits:
+        return
+    completed = 0
+    for event in events:
+        completed += event.kind == "model_request_completed"
+        verdict.counts["waits for a budget"] += event.kind == "run_waiting" and '"budget"' in event.payload
+        if event.kind == "model_request_started":
+            most = max(limit for at, limit in limits if at <= event.at)
+            if completed >= most:
+                verdict.add(BUDGETS, [f"{session_id}: {event.seq} after {completed} of {most}"])
 
 
 def _judge_reader(reader: Reader, events: list[Event], verdict: Verdict) -> None:
