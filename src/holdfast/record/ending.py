@@ -67,6 +67,8 @@ async def complete_run(
     await buffer.write(batch)
     buffer.close()
     host.close(run, None)
+    if any(wait.budget is not None for wait in waits.values()):
+        await buffer.store.recheck_budgets(buffer.lease.session_id, buffer.accounts)
     return questions
 
 
@@ -76,7 +78,6 @@ async def wait_for_budget(
     """Record that a run waits for a budget. Its turn continues with the model request that was not sent."""
     wait = for_budget(reached, buffer.run.id, await buffer.store.now())
     await complete_run(buffer, host, messages, None, waits={wait.ref[1]: wait})
-    await buffer.store.recheck_budgets(buffer.lease.session_id, buffer.accounts)
     return wait
 
 

@@ -64,7 +64,7 @@ class BudgetMethods(Transactions):
     ) -> BudgetSums:
         """Set the budget of one session, its turns, an owner, an agent, or the store with the name ''. It replaces that of the settings.
 
-        Without any limit, the budget is removed. `wake_for_budget` lets the sessions continue that wait for it.
+        Without any limit, the budget is removed. `wake_for_budgets` lets the sessions continue that wait for it.
         """
         check_choice(per, BUDGET_KINDS, "value for per")
         if per != "store":
