@@ -11,6 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from holdfast import errors as error_classes
+
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "holdfast"
 PAGES = ROOT / "docs" / "reference"
@@ -462,29 +464,16 @@ def types() -> str:
 
 def errors() -> str:
     """Return the page of the errors: each with its code and its message."""
-    tree = ast.parse((SOURCE / "errors.py").read_text())
     parts = [
         "# Errors and error codes\n",
         "All errors are subclasses of `holdfast.errors.HoldfastError`. `code` never changes. The values in braces are in `facts`.\n",
         "| error | code | message |\n|---|---|---|",
     ]
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef):
-            codes = [
-                f.value
-                for f in node.body
-                if isinstance(f, ast.Assign | ast.AnnAssign) and _is_code(f) and f.value
-            ]
-            if codes:
-                parts.append(
-                    f"| `{node.name}` | `{ast.literal_eval(codes[0])}` | {ast.get_docstring(node)} |"
-                )
+    kinds = [kind for kind in vars(error_classes).values() if isinstance(kind, type)]
+    for kind in kinds:
+        if issubclass(kind, error_classes.HoldfastError):
+            parts.append(f"| `{kind.__name__}` | `{kind.code}` | {inspect.getdoc(kind)} |")
     return "\n".join([*parts, ""])
-
-
-def _is_code(field: ast.Assign | ast.AnnAssign) -> bool:
-    target = field.targets[0] if isinstance(field, ast.Assign) else field.target
-    return isinstance(target, ast.Name) and target.id == "code"
 
 
 def _function(

@@ -136,6 +136,13 @@ def accounts(
     ]
 
 
+def check_budgets(given: Iterable[Any]) -> tuple[Budget, ...]:
+    """Return the budgets that code declares. Raises `BadInput`."""
+    if isinstance(given, Budget) or not all(isinstance(each, Budget) for each in given):
+        raise BadInput(problem="`budgets` must be a list of `holdfast.Budget`")
+    return tuple(given)
+
+
 def own_budgets(metadata: str) -> list[Budget]:
     """Return the budgets in a session's metadata. Raises `BadInput`."""
     given = json.loads(metadata).get(KEY) if f'"{KEY}"' in metadata else None

@@ -177,15 +177,15 @@ class QueueFull(HoldfastError):
 
 
 class RateLimited(HoldfastError):
-    """Each owner may have {limit} {what}. Retry in {seconds} s."""
+    """Each owner may have {limit} {what}, with all its tokens together. Retry in {seconds} s."""
 
 
 class TooManySessions(HoldfastError):
-    """{owner!r} has {limit} sessions, and may not have more. Clean or erase some that are no longer needed, then create a new one."""
+    """{owner!r} has {limit} sessions, and may not have more. Clean or erase some that are no longer needed, or ask an administrator, then create a new one."""
 
 
 class BudgetReached(HoldfastError):
-    """The budget of {budget} is used up: {used} of {limit}. The run continues from here when an administrator raises it, or on the next day if it is daily."""
+    """The budget of {budget} is used up: {used} of {limit}. Raise it, or wait for the next day if it is daily. Then a worker continues the turn; outside a worker, `resume` continues the run."""
 
 
 class TurnInProgress(HoldfastError):

@@ -186,7 +186,7 @@ class WaitEnded(_Event):
 
 
 class RunWaiting(_Event):
-    """A run waits for times and signals. Its turn uses no process until then. `waits` has the call, the kind, the time and the signal of each."""
+    """A run waits for times, signals or a budget. Its turn uses no process until then. `waits` has the call, the kind, the time, the signal and the budget of each."""
 
     kind: Literal["run_waiting"] = "run_waiting"
     waits: list[dict[str, Any]] = _payload("waits")

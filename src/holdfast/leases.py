@@ -18,7 +18,7 @@ from holdfast.errors import HolderLost, HoldfastError, SessionBusy
 from holdfast.ids import did_you_mean
 from holdfast.store import Store
 from holdfast.tasks import end
-from holdfast.types import Holder, Lease, Session
+from holdfast.types import SUSPENDED, Holder, Lease, Session
 
 _MARGIN = 0.1
 """The fraction of the time to live that is left when a loss is reported: enough to stop the current runs."""
@@ -53,6 +53,9 @@ async def why_waiting(store: Store, session: Session) -> str | None:
             "The process of its last run ended before the run did. Send the next message, or resume the run:"
             " `holdfast runs list --interrupted` lists it."
         )
+    if session.status in SUSPENDED and "budget of" in (session.waiting_for or ""):
+        held = "" if session.pending else " Then resume its last run."
+        return f"It waits for {session.waiting_for}. An administrator can raise it with `holdfast budget set`.{held}"
     return None
 
 

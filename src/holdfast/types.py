@@ -64,7 +64,7 @@ class Page(Generic[T]):
 class Session:
     """One conversation with one agent, owned by one principal.
 
-    A `waiting` session waits for a person. A `sleeping` one waits only for times and signals. `waiting_for` names them. It is `worker` if no live worker serves the session's agent, and
+    A `waiting` session waits for a person. A `sleeping` one waits only for times, signals and budgets. `waiting_for` names them. It is `worker` if no live worker serves the session's agent, and
     `resume` if the process of its last run ended before the run did and no queued submission would continue it.
 
     A `failed` session is an idle one whose last turn failed, for the reason in `error`. The next turn replaces this outcome.

@@ -29,6 +29,7 @@ from tests.test_docs import commands
 ROWS = rows()
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "Client.session": {"id": "s", "agent": "a"},
+    "Client.set_budget": {"per": "owner", "name": "ada", "requests": 1},
     "SessionHandle.export": {"path": "/dev/null"},
 }
 """The arguments of methods for which those that `_arguments` derives from the signature are not valid."""

@@ -146,6 +146,7 @@ def bodies(known: dict[str, str]) -> dict[tuple[str, str], Any]:
         ("POST", "/retry"): {"submission_id": known["submission_id"]},
         ("POST", "/undo-effects"): {"submission_id": known["submission_id"]},
         ("POST", "/fork"): place,
+        ("PUT", "/budgets"): {"per": "owner", "name": "ada", "requests": 0},
         ("PUT", "/state"): {"body": "taken over", "expected_version": 1},
         ("PUT", "/{consumer}"): {"seq": 1},
         ("PUT", "/{name}"): {"value": "taken over"},

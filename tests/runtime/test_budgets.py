@@ -117,6 +117,7 @@ async def test_a_turn_whose_budget_is_used_up_waits_before_its_first_request(sto
         await store.wake_for_budgets()
         await until(lambda: _is(counted(store, "submission_started"), 2))
         await waiting(store)
+        await until(lambda: _is(counted(store, "run_waiting"), 2))
         assert await counted(store, "run_started") == 1, "a check that changes nothing starts nothing"
         await store.set_budget("owner", "ada", Limits(), daily=True, actor="root")
         await store.wake_for_budgets("owner", "ada")
@@ -237,8 +238,9 @@ async def test_the_model_is_told_about_a_delegate_that_cannot_wait(store: Store)
 async def test_a_run_outside_a_worker_raises_and_is_resumed(store: Store):
     recorder = Holdfast(store, agent="clerk", owner="ada", budgets=[Budget(per="session", requests=1)])
     agent = Agent(looping(2), tools=[work], capabilities=[recorder])
-    with pytest.raises(BudgetReached, match="the session is used up: 1 request of 1 request"):
+    with pytest.raises(BudgetReached, match="the session is used up: 1 request of 1 request") as caught:
         await agent.run("hello", conversation_id="s")
+    assert (caught.value.facts["session_id"], caught.value.facts["run_id"]) == ("s", await last_run(store))
     assert done == ["request", "0"]
     assert (await store.session("s")).status == "sleeping"
     with pytest.raises(BudgetReached):
@@ -490,3 +492,17 @@ async def test_a_turn_of_an_application_has_one_budget_over_all_its_runs(store: 
     assert done == ["request", "0"]
     statuses = [run.status for run in (await store.runs(session_id="s")).items]
     assert statuses == ["completed", "completed", "waiting"]
+
+
+@pytest.mark.parametrize("bad", [Budget(per="turn", requests=1), [{"per": "turn", "requests": 1}], "turn"])
+def test_bad_budgets_in_code_are_refused_at_once(bad: Any):
+    with pytest.raises(BadInput, match="list of"):
+        AgentSetup(agent=Agent(looping(0)), budgets=bad)
+    with pytest.raises(BadInput, match="list of"):
+        Holdfast("sqlite:///unused.db", budgets=bad)
+    with pytest.raises(BadInput, match="list of"):
+        holdfast.agent("clerk", budgets=bad)(clerk_of_nothing)
+
+
+async def clerk_of_nothing(turn: Turn) -> None:
+    del turn

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast import Store
 from holdfast.client import connect
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, NotFound
 from holdfast.types import Batch
 from holdfast.usage import Usage
 from tests.server.conftest import TOKENS
@@ -81,5 +81,9 @@ async def test_handles_set_and_remove_budgets(store: Store):
         assert [each.name async for each in client.budgets(per="owner")] == ["ada"]
         await client.remove_budget("owner", "ada", daily=True)
         assert [each async for each in client.budgets()] == []
+        with pytest.raises(NotFound, match="owner ada per day"):
+            await client.remove_budget("owner", "ada", daily=True)
+        with pytest.raises(BadInput, match="cannot be daily"):
+            await client.set_budget("turn", "s", daily=True, requests=1)
         with pytest.raises(BadInput, match="needs a limit"):
             await client.set_budget("owner", "ada")

@@ -75,6 +75,8 @@ async def test_the_number_of_sessions(store: Store):
         assert "Clean or erase some" in error["message"]
         mine = {"agent": "agent", "owner": "owner"}
         assert (await http.post("/api/sessions", json=mine, headers=as_("admin"))).status_code == 201
+        again = {"agent": "agent", "id": answers[0].json()["id"]}
+        assert (await http.post("/api/sessions", json=again)).json()["error"]["code"] == "session_exists"
         erased = await http.delete(f"/api/sessions/{answers[0].json()['id']}")
         assert erased.status_code < 300, erased.text
         assert (await http.post("/api/sessions", json={"agent": "agent"})).status_code == 409

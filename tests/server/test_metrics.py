@@ -19,9 +19,10 @@ from holdfast.config import load_settings
 from holdfast.errors import StoreUnavailable
 from holdfast.operations import metrics
 from holdfast.server import create_app
+from holdfast.server.auth import digest
 from tests.conftest import Engine
 from tests.promises.workers import worker
-from tests.raw_client import AsyncClient
+from tests.raw_client import AsyncClient, ServerError
 from tests.server.fronts import Front, front
 from tests.server.measured import CALLS
 from tests.servers import free_port
@@ -59,7 +60,8 @@ async def samples(server: Front) -> dict[str, float]:
 
 @pytest.fixture
 async def server(engine: Engine, store: Store) -> AsyncGenerator[Front, None]:
-    async with front(engine.url, "tests.server.measured:agent") as running:
+    await store.add_token(digest("hf_limited"), owner="limited")
+    async with front(engine.url, "tests.server.measured:agent", max_requests_per_minute=1) as running:
         yield running
 
 
@@ -73,6 +75,10 @@ async def turn(client: AsyncClient, session: str) -> None:
 
 async def used(server: Front) -> str:
     """Return the metrics of a server that has done everything that a metric counts."""
+    async with AsyncClient(server.url, "hf_limited") as owner:
+        await owner.request("GET", "/api/me")
+        with pytest.raises(ServerError):
+            await owner.request("GET", "/api/me")
     async with server.client() as client:
         session = (await client.create_session("measured"))["id"]
         await turn(client, session)

@@ -95,7 +95,7 @@ export interface BinaryPart {
   vendor_metadata?: Record<string, unknown> | null;
 }
 
-/** A budget, and how many sessions wait for it no longer. */
+/** A budget, and how many sessions check it again. */
 export interface BudgetChanged {
   per: "turn" | "session" | "owner" | "agent" | "store";
   /** The id of the session, the owner or the agent; empty for the store. */

@@ -50,6 +50,6 @@ class BudgetInfo(ResponseBody):
 
 
 class BudgetChanged(BudgetInfo):
-    """A budget, and how many sessions wait for it no longer."""
+    """A budget, and how many sessions check it again."""
 
     woken: int = Field(description="How many sessions that waited for a budget check it again now.")

@@ -13,9 +13,9 @@ from holdfast.errors import BadInput
 from holdfast.ids import check_choice
 
 if TYPE_CHECKING:
-    from holdfast.api.budgets import BudgetInfo, BudgetLimits
+    from holdfast.api.budgets import BudgetChanged, BudgetInfo, BudgetLimits
 
-app = Commands("Limit what sessions, owners, agents or all together may use.")
+app = Commands("Limit what sessions, owners and agents may use.")
 Kind = Annotated[str, typer.Argument(metavar="KIND", help="turn, session, owner, agent or store.")]
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Id of the session, owner or agent; none for the store.")
@@ -40,9 +40,9 @@ def set_budget(
     url: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set a budget for a session, its turns, an owner, an agent or the store.
+    """Limit what a session, owner, agent or the store may use.
 
-    It replaces a budget of the same kind in the settings. A run whose budget is used up waits before its next model request. It
+    Its limits replace those of the same kind in the settings and in code. A run whose budget is used up waits before its next model request. It
     continues when the budget is raised, or on the next day if it is daily.
 
     Examples:
@@ -70,7 +70,13 @@ def remove(
     url: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove a budget that an administrator has set. Those of the settings and of agents apply again."""
+    """Remove a budget.
+
+    Those of the settings and of agents apply again.
+
+    Examples:
+        holdfast budget remove owner ada --daily
+    """
     _change(_kind(kind, name), name, daily, {}, store, url, as_json=as_json)
 
 
@@ -84,7 +90,14 @@ def list_budgets(
     url: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the budgets that administrators have set, and what was used of each."""
+    """List budgets, and what was used of each.
+
+    These are the budgets that administrators have set. Those of settings, agents and sessions are not listed.
+
+    Examples:
+        holdfast budget list
+        holdfast budget list --kind owner --json
+    """
     if kind is not None:
         check_choice(kind, BUDGET_KINDS, "--kind")
 
@@ -116,7 +129,7 @@ def _change(
     *,
     as_json: bool,
 ) -> None:
-    async def work() -> "BudgetInfo":
+    async def work() -> "BudgetChanged":
         async with connected(store, url) as client:
             if limits:
                 return await client.set_budget(kind, name, daily=daily, **limits)
@@ -131,6 +144,8 @@ def _change(
         echo(f"removed the budget of {what}")
         return
     echo(f"set the budget of {what}: {_text(result.limits)}; used {_text(result.used, result.limits)}")
+    if result.woken:
+        echo(f"sessions that wait and check it again: {result.woken}")
 
 
 def _kind(kind: str, name: str) -> Per:

@@ -115,15 +115,17 @@ class Answer:
     submission: "SubmissionInfo"
     text: str | None = None
     advice: str | None = None
+    late: bool = False
+    """Whether the command stopped to wait."""
 
 
 async def answered(client: "Client", turn: "TurnHandle[Any]", seconds: float | None, *, wait: bool) -> Answer:
     """Return a turn as it was accepted, or with `wait` as it ended or waits for a person."""
     if not wait:
         return Answer(submission=turn.accepted)
-    submission, text = await wait_for_answer(turn, seconds)
+    submission, text, late = await wait_for_answer(turn, seconds)
     if submission.state not in FAILED:
-        return Answer(submission=submission, text=text)
+        return Answer(submission=submission, text=text, late=late)
     undo = await latest_undo(client, submission.session_id)
     command = await next_command(client, submission.session_id, submission, undo)
     advice = command and f"{_ADVICE[command[0]]}: {command[1]}"
@@ -132,17 +134,17 @@ async def answered(client: "Client", turn: "TurnHandle[Any]", seconds: float | N
 
 async def wait_for_answer(
     turn: "TurnHandle[Any]", seconds: float | None
-) -> "tuple[SubmissionInfo, str | None]":
-    """Wait until a turn has ended or waits for a person. Return it and its answer."""
+) -> "tuple[SubmissionInfo, str | None, bool]":
+    """Wait until a turn has ended or waits for a person. Return it, its answer, and whether the time was over before."""
     try:
         answer: str | None = await turn.result(timeout=seconds)
     except (TurnFailed, ApprovalNeeded):
-        return await turn.info(), None
+        return await turn.info(), None, False
     except TimeoutError:
         problem = await turn.problem()
-        late = f"The message has not ended after {seconds:g} s. It stays queued or running. {problem or ''}"
-        return (await turn.info()).model_copy(update={"reason": late.strip()}), None
-    return await turn.info(), answer or None
+        late = f"The message has not ended after {seconds:g} s. It continues without this command. {problem or ''}"
+        return (await turn.info()).model_copy(update={"reason": late.strip()}), None, True
+    return await turn.info(), answer or None, False
 
 
 def print_answer(answer: Answer, *, wait: bool, as_json: bool) -> None:
@@ -158,7 +160,8 @@ def print_answer(answer: Answer, *, wait: bool, as_json: bool) -> None:
         echo(f"{state_text(submission.state)}: {submission.reason}", err=True)
         if answer.advice is not None:
             echo(answer.advice, err=True)
-        raise typer.Exit(_EXIT_CODES.get(submission.state, ExitCode.FAILED))
+        late = ExitCode.TIMEOUT if answer.late else None
+        raise typer.Exit(late or _EXIT_CODES.get(submission.state, ExitCode.FAILED))
 
 
 def tail(

@@ -1,5 +1,6 @@
 """Sessions, their states and cursors."""
 
+from contextlib import suppress
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -20,7 +21,16 @@ from holdfast.api.models import (
 )
 from holdfast.approval import ApprovalRequest
 from holdfast.budgets import own_budgets
-from holdfast.errors import BadInput, Forbidden, IdUnavailable, SessionErased, SessionExists, TooManySessions
+from holdfast.counting import count
+from holdfast.errors import (
+    BadInput,
+    Forbidden,
+    IdUnavailable,
+    SessionErased,
+    SessionExists,
+    SessionNotFound,
+    TooManySessions,
+)
 from holdfast.framework_sessions import refuse_foreign
 from holdfast.ids import did_you_mean
 from holdfast.jsontext import strict_json
@@ -60,9 +70,7 @@ async def create_session(caller: Caller, body: NewSession) -> SessionInfo:
     if body.owner not in {None, principal.owner} and not principal.is_admin:
         raise Forbidden(required="the role admin to create sessions for others", principal=principal.owner)
     refuse_unknown_agent(service, body.agent)
-    most = service.settings.max_sessions
-    if most is not None and not principal.is_admin and await caller.store.has_sessions(principal.owner, most):
-        raise TooManySessions(owner=principal.owner, limit=most)
+    await _check_number(caller, body.id)
     try:
         session = await caller.store.create_session(
             agent=body.agent,
@@ -78,6 +86,19 @@ async def create_session(caller: Caller, body: NewSession) -> SessionInfo:
     except SessionErased:
         raise IdUnavailable(id=body.id) from None
     return SessionInfo.of(session)
+
+
+async def _check_number(caller: Caller, session_id: str | None) -> None:
+    """Raise `TooManySessions` if the owner may not have one more. One that exists can be opened."""
+    most, owner = caller.settings.max_sessions, caller.principal.owner
+    if most is None or caller.principal.is_admin or not await caller.store.has_sessions(owner, most):
+        return
+    if session_id is not None:
+        with suppress(SessionNotFound):
+            await caller.store.session(session_id)
+            return
+    count("limited", what="sessions")
+    raise TooManySessions(owner=owner, limit=most)
 
 
 def refuse_unknown_agent(service: Service, agent: str) -> None:

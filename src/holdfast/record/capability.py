@@ -32,7 +32,7 @@ from pydantic_ai.run import AgentRunResult
 from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.toolsets import AbstractToolset, ToolsetTool, WrapperToolset
 
-from holdfast.budgets import Budget
+from holdfast.budgets import Budget, check_budgets
 from holdfast.errors import AgentExited, BadInput, BudgetReached
 from holdfast.ids import check_choice, check_id, check_name, title_from
 from holdfast.jsontext import lenient_json
@@ -126,7 +126,7 @@ class Holdfast(AbstractCapability[Any]):
             check_choice(policy, get_args(Policy), f"recovery policy of tool {tool!r}")
         self.id = "holdfast"
         self.fresh = fresh
-        self.budgets = tuple(budgets)
+        self.budgets = check_budgets(budgets)
         self.media = media
         self.media_threshold = media_threshold
         self.store = store

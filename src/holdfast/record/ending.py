@@ -76,6 +76,7 @@ async def wait_for_budget(
     buffer: Buffer, host: RunHost, messages: list[ModelMessage], reached: BudgetReached
 ) -> Wait:
     """Record that a run waits for a budget. Its turn continues with the model request that was not sent."""
+    reached.facts |= {"session_id": buffer.lease.session_id, "run_id": buffer.run.id}
     wait = for_budget(reached, buffer.run.id, await buffer.store.now())
     await complete_run(buffer, host, messages, None, waits={wait.ref[1]: wait})
     return wait

@@ -28,7 +28,7 @@ from pydantic_ai.usage import RequestUsage
 from pydantic_core import to_jsonable_python
 
 from holdfast.approval import Default
-from holdfast.budgets import Budget
+from holdfast.budgets import Budget, check_budgets
 from holdfast.errors import BadInput, Conflict
 from holdfast.ids import check_text
 from holdfast.jsontext import strict_json
@@ -175,6 +175,7 @@ class FunctionAgent:
 
     def __post_init__(self) -> None:
         check_undo_options(self.undo, self.on_failure)
+        check_budgets(self.budgets)
 
     @property
     def undos(self) -> Mapping[str, Undo]:
@@ -224,7 +225,7 @@ def agent(
             function=function,
             run_timeout=run_timeout,
             attached=attached,
-            budgets=tuple(budgets),
+            budgets=budgets,
             undo=undo,
             on_failure=on_failure,
         )

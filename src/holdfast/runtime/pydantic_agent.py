@@ -11,7 +11,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 from pydantic_ai.models import Model, infer_model
 from pydantic_ai.models.function import FunctionModel
 
-from holdfast.budgets import Budget
+from holdfast.budgets import Budget, check_budgets
 from holdfast.errors import BadInput, Conflict, TurnNotRetriable
 from holdfast.record.answered_calls import deferred_results, outside_results
 from holdfast.record.capability import Holdfast
@@ -59,6 +59,7 @@ class AgentSetup:
 
     def __post_init__(self) -> None:
         check_undo_options(self.undo, self.on_failure)
+        check_budgets(self.budgets)
 
     @property
     def undos(self) -> Mapping[str, Undo]:

@@ -199,7 +199,9 @@ class SessionRunner:
         task = await self._attend(turn, session, running)
         error = turn.failed or _error_of(task)
         how = turn.stop or ("completed" if error is None else f"failed, {type(error).__name__}")
-        _log.info("the run ended: %s", "waits for an answer, a time or a signal" if turn.waits else how)
+        _log.info(
+            "the run ended: %s", "waits for an answer, a time, a signal or a budget" if turn.waits else how
+        )
         outcome = "waiting" if turn.waits else turn.stop or ("completed" if error is None else "failed")
         count("runs", agent=session.agent, outcome=outcome)
         if turn.ended:

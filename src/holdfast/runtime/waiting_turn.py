@@ -137,9 +137,10 @@ async def wait_for_budget(
     change = SubmissionChange(
         id=submission.id, state="waiting", reason=str(wait), attempts=1, deliver_at=wait.until
     )
-    await leased.store.write(
-        leased.lease, Batch(submissions=[change], status="sleeping", waiting_for=str(wait))
-    )
+    payload = lenient_json({"waits": [{"call_id": wait.ref[1], **wait.facts()}]})
+    event = NewEvent(kind="run_waiting", run_id=submission.run_id, payload=payload)
+    batch = Batch(events=[event], submissions=[change], status="sleeping", waiting_for=str(wait))
+    await leased.store.write(leased.lease, batch)
     await leased.store.recheck_budgets(leased.id, accounts)
 
 

@@ -4,8 +4,18 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.budgets import BUDGET_KINDS, MEASURES, Account, Budget, BudgetSums, Limits, Per, accounts
-from holdfast.errors import BudgetReached
+from holdfast.budgets import (
+    BUDGET_KINDS,
+    MEASURES,
+    Account,
+    Budget,
+    BudgetSums,
+    Limits,
+    Per,
+    accounts,
+    describe,
+)
+from holdfast.errors import BadInput, BudgetReached, NotFound
 from holdfast.ids import check_choice, check_name, new_id
 from holdfast.store.rows import Row, from_cursor, page_limit, to_page
 from holdfast.store.transactions import Transactions, Tx, op, reading, writing
@@ -64,11 +74,13 @@ class BudgetMethods(Transactions):
     ) -> BudgetSums:
         """Set the budget of one session, its turns, an owner, an agent, or the store with the name ''. It replaces that of the settings.
 
-        Without any limit, the budget is removed. `wake_for_budgets` lets the sessions continue that wait for it.
+        Without any limit, the budget is removed. Raises `NotFound` if there is none. `wake_for_budgets` lets the sessions continue that wait for it.
         """
         check_choice(per, BUDGET_KINDS, "value for per")
         if per != "store":
             check_name(name, per)
+        if per == "turn" and daily:
+            raise BadInput(problem="a budget for turns cannot be daily")
         return await self._set_budget(per, name, limits, daily, actor, new_id())
 
     @writing(repeatable=True)
@@ -77,6 +89,8 @@ class BudgetMethods(Transactions):
     ) -> Tx[BudgetSums]:
         key: Mapping[str, Any] = {"per": per, "name": name, "daily": int(daily)}
         most = {f"most_{measure}": number for measure, number in zip(MEASURES, limits.numbers, strict=True)}
+        if limits.is_empty and not (yield op("set_budgets", **key)):
+            raise NotFound(what="budget", id=describe(per, name, daily))
         yield self._opened(per, name, daily=daily)
         (row,) = yield op("set_budget", **key, **most, is_set=int(not limits.is_empty))
         about = name if per in {"session", "turn"} else None

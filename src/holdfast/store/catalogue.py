@@ -290,6 +290,7 @@ _SERVICE: Final[dict[str, Plain]] = {
     "remove_holder": Delete("holders", "id"),
     # Their processes have exited, so there is no need to wait for the deadline.
     "expire_holders": Update("holders", "id in :ids", "deadline = 0"),
+    "set_budgets": Read("budgets", "per, name, daily, set_at > 0", "per"),
     "finish_duty": Update("duties", "name, holder", "holder = null, done_at = now, detail", returning="name"),
     "leave_duty": Update("duties", "name, holder", "holder = null"),
 }
