@@ -105,15 +105,15 @@ class Clients:
             await each.__aexit__(None, None, None)
         await self.streams.aclose()
 
-    async def create(self) -> None:
+    async def create(self, *, budgets: bool = False) -> None:
         """Create the sessions, a third of them with an agent whose model streams, and a third with one that has no model.
 
-        A quarter of them have a budget that is soon used up.
+        With `budgets`, a quarter of them have one that is soon used up.
         """
         for number, reader in enumerate(self.readers):
             agent = ("plain", "talker", "function")[number % 3]
             await self._until_answered("POST", "/api/sessions", {"agent": agent, "id": reader.session_id})
-            if number % 4 == 0:
+            if budgets and number % 4 == 0:
                 await self._set_budget(reader.session_id, self._chance.randint(0, 3))
 
     async def _set_budget(self, session_id: str, requests: int) -> None:

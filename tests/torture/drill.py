@@ -122,7 +122,7 @@ async def _hit(
     say: Callable[[str], None],
 ) -> None:
     await asyncio.gather(*(member.up() for member in members))
-    await clients.create()
+    await clients.create(budgets=True)
     say(f"{len(members)} processes serve {plan.sessions} sessions on {plan.engine}; seed {plan.seed}")
     reading = [asyncio.create_task(reader.read()) for reader in clients.readers]
     approving = asyncio.create_task(clients.approve())
