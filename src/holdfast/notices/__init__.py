@@ -1,0 +1,1 @@
+"""Notices: webhooks that report to other systems."""
