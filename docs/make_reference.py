@@ -415,7 +415,7 @@ def _routes(body_of: dict[str, list[str]]) -> dict[str, list[str]]:
     topics: dict[str, list[str]] = {
         topic: []
         for topic in (
-            *("sessions", "schedules", "chat", "streams", "commands", "credentials", "runs"),
+            *("sessions", "schedules", "subscriptions", "chat", "streams", "commands", "credentials", "runs"),
             *("inbox", "usage", "budgets", "media", "retention", "shell", "operation"),
         )
     }
@@ -435,7 +435,7 @@ def _routes(body_of: dict[str, list[str]]) -> dict[str, list[str]]:
     return topics
 
 
-_TYPES = ("types", "commands", "diagnostics", "schedules", "usage", "budgets")
+_TYPES = ("types", "commands", "diagnostics", "schedules", "subscriptions", "usage", "budgets")
 
 
 def types() -> str:
@@ -445,7 +445,7 @@ def types() -> str:
     parts = [
         "# Python API: types\n",
         f"{ast.get_docstring(trees['types'])}\n",
-        "Types of shell commands are in `holdfast.commands`, those of schedules in `holdfast.schedules`, those of usage in `holdfast.usage`, those of budgets in `holdfast.budgets`, and those that describe a store in `holdfast.diagnostics`.\n",
+        "Types of shell commands are in `holdfast.commands`, those of schedules in `holdfast.schedules`, those of subscriptions in `holdfast.subscriptions`, those of usage in `holdfast.usage`, those of budgets in `holdfast.budgets`, and those that describe a store in `holdfast.diagnostics`.\n",
         "## Literals\n",
         "| name | values |\n|---|---|",
     ]

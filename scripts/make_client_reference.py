@@ -11,7 +11,7 @@ from typing import Any, cast
 from pydantic import BaseModel
 
 from holdfast import approval, events
-from holdfast.api import budgets, models, retention, schedules, shell, submissions, usage
+from holdfast.api import budgets, models, retention, schedules, shell, submissions, subscriptions, usage
 from holdfast.api.models import RequestBody
 from holdfast.client.connection import connect
 from scripts import operations
@@ -49,7 +49,17 @@ def _results(text: str) -> list[type[BaseModel]]:
     """Return the models of responses that signatures name, and those in their fields, by name."""
     known = {
         name: value
-        for module in (models, retention, schedules, shell, submissions, usage, budgets, approval)
+        for module in (
+            models,
+            retention,
+            schedules,
+            subscriptions,
+            shell,
+            submissions,
+            usage,
+            budgets,
+            approval,
+        )
         for name, value in vars(module).items()
         if isinstance(value, type) and issubclass(value, BaseModel) and not issubclass(value, RequestBody)
     }

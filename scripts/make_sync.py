@@ -13,6 +13,7 @@ HANDLES = {
     "session": "SessionHandle",
     "run": "RunHandle",
     "schedule": "ScheduleHandle",
+    "subscription": "SubscriptionHandle",
     "shell": "ShellHandle",
     "client": "Client",
 }

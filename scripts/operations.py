@@ -12,10 +12,19 @@ from holdfast.client.run import RunHandle
 from holdfast.client.schedule import ScheduleHandle
 from holdfast.client.session import SessionHandle
 from holdfast.client.shell import ShellHandle
+from holdfast.client.subscription import SubscriptionHandle
 from holdfast.client.turn import TurnHandle
 from holdfast.server.routes import CLIENT, NO_METHOD  # the package imports all routes
 
-HANDLES: tuple[type[Any], ...] = (Client, SessionHandle, TurnHandle, RunHandle, ScheduleHandle, ShellHandle)
+HANDLES: tuple[type[Any], ...] = (
+    Client,
+    SessionHandle,
+    TurnHandle,
+    RunHandle,
+    ScheduleHandle,
+    SubscriptionHandle,
+    ShellHandle,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import ipaddress
 import os
 from collections.abc import Mapping
 from decimal import Decimal
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
@@ -199,6 +200,11 @@ class Settings(BaseSettings):
         (),
         description="Budgets, as JSON: how much each turn, session, owner or agent, or all together, may use.",
     )
+    webhook_networks: Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode] = Field(
+        (),
+        description="Networks that webhooks may be sent to although they are not public, such as 10.0.0.0/8, separated by commas. http is "
+        "allowed there, too.",
+    )
     stream_comment_seconds: Annotated[float, Field(ge=1)] = Field(
         15.0, description="How often an idle event stream sends a keep-alive comment."
     )
@@ -224,6 +230,14 @@ class Settings(BaseSettings):
             message = 'it must be a list of budgets, such as [{"per": "turn", "cost": 2}]'
             raise ValueError(message)  # noqa: TRY004 - pydantic turns a ValueError into a validation error
         return tuple(given)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+    @field_validator("webhook_networks", mode="before")
+    @classmethod
+    def _read_networks(cls, given: Any) -> Any:
+        """Split the text of the environment."""
+        return (
+            [part.strip() for part in given.split(",") if part.strip()] if isinstance(given, str) else given
+        )
 
     @field_validator("prices", mode="before")
     @classmethod

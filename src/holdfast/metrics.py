@@ -41,6 +41,7 @@ SERVER: Final = {
 }
 WORKER: Final = {
     "runs": Fact("Runs that ended on a worker, by outcome.", ("agent", "outcome")),
+    "deliveries": Fact("Attempts to deliver notices, by outcome.", ("kind", "outcome")),
     "takeovers": Fact("Sessions taken over from a dead holder."),
     "refused_writes": Fact("Writes refused because their lease was not the newest."),
     "commit_batches": Fact("Batches that shared a commit.", buckets=SIZES),

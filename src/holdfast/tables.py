@@ -237,6 +237,9 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "schedules": ("id",),
     "usage": ("session_id", "day", "agent", "model"),
     "budgets": ("per", "name", "daily"),
+    "subscriptions": ("id",),
+    "notices": ("session_id", "seq"),
+    "deliveries": ("id",),
     "runs": ("session_id", "id"),
     "events": ("session_id", "seq"),
     "drafts": ("session_id", "run_id", "part"),
@@ -300,6 +303,15 @@ SHARED: Final = {
         _columns(
             "per text, name text, daily int, period text, requests count, tokens count, cost_nanos count, working_us count,"
             " most_requests count?, most_tokens count?, most_cost_nanos count?, most_working_us count?, set_at time?, changed_at time",
+        ),
+    ),
+    "subscriptions": Table(
+        "subscriptions",
+        ("id",),
+        _columns(
+            "id id, owner name, everyone int, kinds json, agents json, sessions json, url text, content int, secret text,"
+            " previous_secret text?, previous_until time?, paused int, problem text?, due_at time?, claim id?,"
+            " created_at time, version count"
         ),
     ),
     "commands": replace(BY_NAME["commands"], only=(("session_id", None),)),

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from holdfast.client.schedule import ScheduleHandle
     from holdfast.client.session import SessionHandle
     from holdfast.client.shell import ShellHandle
+    from holdfast.client.subscription import SubscriptionHandle
     from holdfast.client.turn import TurnHandle
 
 _MODULES = {
@@ -21,10 +22,20 @@ _MODULES = {
     "ScheduleHandle": "schedule",
     "SessionHandle": "session",
     "ShellHandle": "shell",
+    "SubscriptionHandle": "subscription",
     "TurnHandle": "turn",
     "connect": "connection",
 }
-__all__ = ["Client", "RunHandle", "ScheduleHandle", "SessionHandle", "ShellHandle", "TurnHandle", "connect"]
+__all__ = [
+    "Client",
+    "RunHandle",
+    "ScheduleHandle",
+    "SessionHandle",
+    "ShellHandle",
+    "SubscriptionHandle",
+    "TurnHandle",
+    "connect",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,6 @@
 """The sessions of one store or one API server."""
 
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import suppress
 from datetime import date
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -19,6 +19,7 @@ from holdfast.api.models import (
 )
 from holdfast.api.retention import SweepResult
 from holdfast.api.schedules import ScheduleInfo
+from holdfast.api.subscriptions import SubscriptionInfo, SubscriptionSecret
 from holdfast.api.usage import UsageInfo
 from holdfast.budgets import Per
 from holdfast.client.output import OutputType, output_type_of
@@ -26,10 +27,12 @@ from holdfast.client.run import RunHandle
 from holdfast.client.schedule import ScheduleHandle
 from holdfast.client.session import SessionHandle
 from holdfast.client.shell import ShellHandle
+from holdfast.client.subscription import SubscriptionHandle
 from holdfast.client.transport import Transport
 from holdfast.errors import BadInput, Conflict, SessionExists
 from holdfast.ids import check_id
 from holdfast.schedules import CatchUp, Overlap
+from holdfast.subscriptions import NoticeKind
 from holdfast.types import Status
 from holdfast.usage import UsageGroup
 
@@ -218,6 +221,37 @@ class Client:
     def schedules(self, *, owner: str | None = None) -> AsyncGenerator[ScheduleInfo, None]:
         """Yield the schedules, in the order of their ids. `owner` is ignored unless you are an administrator."""
         return self._transport.items(ScheduleInfo, "/api/schedules", {"owner": owner})
+
+    async def create_subscription(
+        self,
+        url: str,
+        kinds: Sequence[NoticeKind],
+        *,
+        agents: Sequence[str] = (),
+        sessions: Sequence[str] = (),
+        content: bool = False,
+        everyone: bool = False,
+        secret: str | None = None,
+        owner: str | None = None,
+    ) -> SubscriptionSecret:
+        """Create a subscription: notices of these kinds are sent to a webhook. The result has the secret to verify them with.
+
+        They are about your sessions, or only those of some `agents` or `sessions`. With `content` they have texts of the session. Only
+        administrators may subscribe to the sessions of `everyone`, or set the `owner`.
+        """
+        given = {"secret": secret, "owner": owner}
+        body = {"url": url, "kinds": list(kinds), "agents": list(agents), "sessions": list(sessions)}
+        body |= {"content": content, "everyone": everyone}
+        body |= {name: value for name, value in given.items() if value is not None}
+        return await self._transport.call(SubscriptionSecret, "POST", "/api/subscriptions", json=body)
+
+    def subscription(self, id: str) -> SubscriptionHandle:
+        """Return a handle on a subscription."""
+        return SubscriptionHandle(self._transport, id)
+
+    def subscriptions(self, *, owner: str | None = None) -> AsyncGenerator[SubscriptionInfo, None]:
+        """Yield the subscriptions, in the order of their creation. `owner` is ignored unless you are an administrator."""
+        return self._transport.items(SubscriptionInfo, "/api/subscriptions", {"owner": owner})
 
     def usage(
         self,

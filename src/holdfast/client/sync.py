@@ -39,6 +39,7 @@ from holdfast.api.shell import (
     SessionCommand,
 )
 from holdfast.api.submissions import SubmissionDetail, SubmissionInfo
+from holdfast.api.subscriptions import DeliveryInfo, SubscriptionInfo, SubscriptionSecret
 from holdfast.api.usage import UsageInfo
 from holdfast.approval import ApprovalRequest
 from holdfast.budgets import Per
@@ -48,11 +49,13 @@ from holdfast.client.run import RunHandle
 from holdfast.client.schedule import ScheduleHandle
 from holdfast.client.session import SessionHandle
 from holdfast.client.shell import ShellHandle
+from holdfast.client.subscription import SubscriptionHandle
 from holdfast.client.turn import TurnHandle
 from holdfast.event_loop import EventLoop
 from holdfast.events import DraftText, SessionEvent
 from holdfast.schedules import CatchUp, Overlap
 from holdfast.store import Store
+from holdfast.subscriptions import DeliveryState, NoticeKind
 from holdfast.types import CheckpointKind, Status, SubmissionState, WhenBusy
 from holdfast.usage import UsageGroup
 
@@ -482,6 +485,60 @@ class SyncScheduleHandle(SyncHandle[ScheduleHandle]):
         return self._loop.run(self._handle.times(count))
 
 
+class SyncSubscriptionHandle(SyncHandle[SubscriptionHandle]):
+    """One subscription: notices of events that are sent to a webhook."""
+
+    def __init__(self, loop: EventLoop, handle: SubscriptionHandle) -> None:
+        super().__init__(loop, handle)
+        self.id: str = handle.id
+
+    def info(self) -> SubscriptionInfo:
+        """Return the subscription as it is now, without its secret."""
+        return self._loop.run(self._handle.info())
+
+    def change(
+        self,
+        *,
+        url: str | None = None,
+        kinds: Sequence[NoticeKind] | None = None,
+        agents: Sequence[str] | None = None,
+        sessions: Sequence[str] | None = None,
+        content: bool | None = None,
+    ) -> SubscriptionInfo:
+        """Change the given values and leave the others unchanged."""
+        return self._loop.run(
+            self._handle.change(url=url, kinds=kinds, agents=agents, sessions=sessions, content=content)
+        )
+
+    def pause(self) -> SubscriptionInfo:
+        """Pause the subscription: nothing is sent, and new events are not announced."""
+        return self._loop.run(self._handle.pause())
+
+    def resume(self) -> SubscriptionInfo:
+        """Resume the subscription. Pending deliveries are sent; events during the pause are not announced."""
+        return self._loop.run(self._handle.resume())
+
+    def rotate_secret(self, secret: str | None = None) -> SubscriptionSecret:
+        """Replace the secret, by default with a new random one, and return it. For a day, deliveries are signed with both secrets."""
+        return self._loop.run(self._handle.rotate_secret(secret))
+
+    def test(self) -> DeliveryInfo:
+        """Send a notice of the kind `test`. A worker delivers it; `deliveries` has the result."""
+        return self._loop.run(self._handle.test())
+
+    def delete(self) -> None:
+        """Delete the subscription with its deliveries."""
+        return self._loop.run(self._handle.delete())
+
+    def deliveries(self, *, state: DeliveryState | None = None) -> Generator[DeliveryInfo, None, None]:
+        """Yield the deliveries, latest first. Those that ended more than two weeks ago are deleted."""
+        return self._loop.iterate(self._handle.deliveries(state=state))
+
+    def repeat(self, delivery_id: str) -> DeliveryInfo:
+        """Send a delivery again that has ended, such as one that was undeliverable. A pending one stays as it is."""
+        return self._loop.run(self._handle.repeat(delivery_id))
+
+
 class SyncShellHandle(SyncHandle[ShellHandle]):
     """The shell of an API server. Its token needs the scope `shell`."""
 
@@ -683,6 +740,44 @@ class SyncClient(SyncHandle[Client]):
     def schedules(self, *, owner: str | None = None) -> Generator[ScheduleInfo, None, None]:
         """Yield the schedules, in the order of their ids. `owner` is ignored unless you are an administrator."""
         return self._loop.iterate(self._handle.schedules(owner=owner))
+
+    def create_subscription(
+        self,
+        url: str,
+        kinds: Sequence[NoticeKind],
+        *,
+        agents: Sequence[str] = (),
+        sessions: Sequence[str] = (),
+        content: bool = False,
+        everyone: bool = False,
+        secret: str | None = None,
+        owner: str | None = None,
+    ) -> SubscriptionSecret:
+        """Create a subscription: notices of these kinds are sent to a webhook. The result has the secret to verify them with.
+
+        They are about your sessions, or only those of some `agents` or `sessions`. With `content` they have texts of the session. Only
+        administrators may subscribe to the sessions of `everyone`, or set the `owner`.
+        """
+        return self._loop.run(
+            self._handle.create_subscription(
+                url,
+                kinds,
+                agents=agents,
+                sessions=sessions,
+                content=content,
+                everyone=everyone,
+                secret=secret,
+                owner=owner,
+            )
+        )
+
+    def subscription(self, id: str) -> "SyncSubscriptionHandle":
+        """Return a handle on a subscription."""
+        return SyncSubscriptionHandle(self._loop, self._handle.subscription(id))
+
+    def subscriptions(self, *, owner: str | None = None) -> Generator[SubscriptionInfo, None, None]:
+        """Yield the subscriptions, in the order of their creation. `owner` is ignored unless you are an administrator."""
+        return self._loop.iterate(self._handle.subscriptions(owner=owner))
 
     def usage(
         self,

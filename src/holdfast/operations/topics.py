@@ -9,6 +9,7 @@ _TOPICS = (
     "sessions",
     "submissions",
     "schedules",
+    "subscriptions",
     "events",
     "runs",
     "workers",

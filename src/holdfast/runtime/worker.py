@@ -21,6 +21,7 @@ from holdfast.errors import (
 )
 from holdfast.leases import Renewal, join, process_name
 from holdfast.logs import log_context
+from holdfast.notices.delivery import keep_delivering
 from holdfast.record.loading import LargeHistories
 from holdfast.retention.sweeper import sweeping
 from holdfast.runtime.agents import Agents, by_name
@@ -115,7 +116,12 @@ class Worker:
         self._renewal = renewal = Renewal(
             self._store, holder, lost=self._lost.set, every=self._renew, in_thread=True
         )
-        duties = [self._rescue(), keep_firing(self._store), self._check_budgets()]
+        duties = [
+            self._rescue(),
+            keep_firing(self._store),
+            keep_delivering(self._store),
+            self._check_budgets(),
+        ]
         duties = [asyncio.create_task(duty) for duty in duties]
         _log.info("worker %s serves %s", self.name, ", ".join(sorted(self._agents)))
         try:

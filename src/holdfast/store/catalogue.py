@@ -8,6 +8,7 @@ The parts of a statement are lists, separated by commas:
 - A column alone stands for the parameter of its name: `session_id` is `session_id = :session_id`.
 - A value is `:parameter`, `now`, `null`, a number, a `'text'` or another column, or a sum such as `now + :ttl_us`.
 - An item that ends with `if name` is omitted unless the parameter `name` is given.
+- An order that ends with `desc` has a single column.
 """
 
 import re
@@ -343,5 +344,90 @@ _SCHEDULES: Final[dict[str, Plain]] = {
     "reopen_schedule": Update("schedules", "id, moved = 1", "moved = 0, version = version + 1"),
 }
 
-PLAIN: Final = _SESSIONS | _SUBMISSIONS | _SCHEDULES | _CONTENT | _MEDIA | _SHELL | _SERVICE
+_TERMS: Final = "url, kinds, agents, sessions, content"
+
+_NOTICES: Final[dict[str, Plain]] = {
+    "insert_subscription": Insert(
+        "subscriptions",
+        f"id, owner, everyone, {_TERMS}, secret, paused = 0, created_at = now, version = 0",
+        once=True,
+        returning="id",
+    ),
+    "subscription": Read("subscriptions", "id"),
+    "subscriptions": Read("subscriptions", "owner if owner, id > :after", order="id", limit=":limit"),
+    "owned_subscriptions": Read("subscriptions", "owner", "id", order="id", limit=":limit"),
+    "subscriptions_for_all": Read("subscriptions", "everyone = 1"),
+    "subscriptions_of": Read("subscriptions", "owner in :owners"),
+    # Holds off the worker that sends its deliveries, and another one that adds some.
+    "lock_subscriptions": Update("subscriptions", "id in :ids", "version = version + 1", returning="id"),
+    "change_subscription": Update("subscriptions", "id", f"{_TERMS}, paused, problem = null, due_at"),
+    "change_secret": Update(
+        "subscriptions", "id", "secret, previous_secret, previous_until = now + :overlap_us"
+    ),
+    "delete_subscription": Delete("subscriptions", "id"),
+    "wake_subscriptions": Update("subscriptions", "id in :ids, due_at is null, paused = 0", "due_at = now"),
+    "hurry_subscription": Update("subscriptions", "id, claim is null, paused = 0", "due_at = now"),
+    "due_subscriptions": Read("subscriptions", "due_at <= now", "id", order="due_at", limit=":limit"),
+    "claim_subscription": Update(
+        "subscriptions",
+        "id, due_at <= now",
+        "claim, due_at = now + :lease_us, version = version + 1",
+        returning="*",
+    ),
+    "extend_claim": Update(
+        "subscriptions", "id, claim, paused = 0", "due_at = now + :lease_us", returning="id"
+    ),
+    "end_claim": Update("subscriptions", "id, claim", "claim = null, due_at, problem, paused"),
+    "owners_of": Read("sessions", "id in :session_ids", "id, owner, agent"),
+    "insert_notice": Insert("notices", "session_id, seq, kind, at = now, detail", once=True),
+    "insert_lost_worker": Insert(
+        "notices", "session_id = '', seq, kind = 'worker_lost', at = now, detail", once=True
+    ),
+    "notices": Read("notices", "session_id >= ''", order="session_id, seq", limit=":limit"),
+    "take_notice": Delete("notices", "session_id = :about, seq", limited=True),
+    "insert_delivery": Insert(
+        "deliveries",
+        "id, subscription_id, session_id = :about, seq, kind, at, detail, state = 'pending', attempts = 0, due_at, since = now",
+    ),
+    "first_in_line": Read(
+        "deliveries",
+        "subscription_id, session_id = :about, state = 'pending'",
+        "id, due_at",
+        order="seq, id",
+        limit="1",
+    ),
+    "due_deliveries": Read("deliveries", "subscription_id, due_at <= now", order="due_at", limit=":limit"),
+    "next_delivery": Read("deliveries", "subscription_id, due_at > 0", "due_at", order="due_at", limit="1"),
+    "end_delivery": Update(
+        "deliveries",
+        "id, state = 'pending'",
+        "state, attempts = attempts + 1, result, due_at = null, ended_at = now",
+        returning="id",
+    ),
+    "retry_delivery": Update(
+        "deliveries",
+        "id, state = 'pending'",
+        "attempts = attempts + 1, result, due_at = now + :delay_us",
+        returning="id",
+    ),
+    "advance_delivery": Update("deliveries", "id, state = 'pending'", "due_at = now"),
+    "repeat_delivery": Update(
+        "deliveries",
+        "id, ended_at > 0",
+        "state = 'pending', attempts = 0, due_at = now, since = now, ended_at = null",
+        returning="*",
+    ),
+    "delivery": Read("deliveries", "id"),
+    "deliveries": Read(
+        "deliveries",
+        "subscription_id, id < :before if before, state if state",
+        order="id desc",
+        limit=":limit",
+    ),
+    "old_deliveries": Read("deliveries", "ended_at < now - :age_us", "id", order="ended_at", limit=":limit"),
+    "delete_delivery": Delete("deliveries", "id"),
+    "drop_subscription_deliveries": Delete("deliveries", "subscription_id, id > ''", limited=True),
+}
+
+PLAIN: Final = _SESSIONS | _SUBMISSIONS | _SCHEDULES | _NOTICES | _CONTENT | _MEDIA | _SHELL | _SERVICE
 """All plain statements by name."""

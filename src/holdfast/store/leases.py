@@ -186,7 +186,9 @@ class LeaseMethods(Transactions):
         for row in sorted(lost, key=lambda row: row["session_id"]):  # all lock in the same order
             if (yield from self._free(row["session_id"], row["holder"], orphaned_by=row["holder"])):
                 freed.append(row["session_id"])
-        yield op("remove_expired")
+        for row in (yield op("remove_expired")):
+            if json.loads(row["agents"]):  # else it was no worker
+                yield op("insert_lost_worker", seq=row["joined_at"], detail=row["name"])
         return freed
 
     def _free(

@@ -35,7 +35,7 @@ CONTENT: Final = (
 """Every table with content of a session, in the order in which it is deleted."""
 
 
-KEPT: Final = frozenset({"heads", "audit", "tombstones", "schedules", "usage"})
+KEPT: Final = frozenset({"heads", "audit", "tombstones", "schedules", "usage", "notices", "deliveries"})
 """Tables that name sessions but contain none of their content. A schedule has its own text; an erasure of its session deletes it."""
 _DEEPEST: Final = 50
 """How many levels of delegates are checked."""

@@ -14,6 +14,7 @@ from typing import Self
 from holdfast.store.budgets import BudgetMethods
 from holdfast.store.check import CheckMethods
 from holdfast.store.copying import CopyMethods
+from holdfast.store.deliveries import DeliveryMethods
 from holdfast.store.history import HistoryMethods
 from holdfast.store.journal import JournalMethods
 from holdfast.store.media import MediaMethods
@@ -43,6 +44,7 @@ class Store(
     SweepMethods,
     UsageMethods,
     BudgetMethods,
+    DeliveryMethods,
     CheckMethods,
     SchemaMethods,
 ):

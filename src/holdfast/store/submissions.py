@@ -238,6 +238,7 @@ class SubmissionMethods(Transactions):
                 yield op("give_up_run", session_id=lease.session_id, id=first.run_id, reason=reason)
             if first.kind in TURNS:
                 yield op("fail_session", session_id=lease.session_id, reason=reason[:LONGEST_ERROR])
+                yield op("insert_notice", session_id=lease.session_id, seq=seq, kind="given_up", detail=None)
             yield _event(first, "submission_failed", seq, _facts(first, state="dead", reason=reason))
 
     @writing()

@@ -12,6 +12,7 @@ from holdfast.errors import BadInput, BudgetReached, Conflict, MediaCollected, P
 from holdfast.ids import check_choice, check_id, check_name, check_run_id, check_text
 from holdfast.jsontext import check_recorded, parse_json, parse_object
 from holdfast.store.rows import microseconds
+from holdfast.subscriptions import ANNOUNCING, kind_of_event
 from holdfast.tables import BY_NAME, SHARED
 from holdfast.types import (
     CHECKPOINT_KINDS,
@@ -50,6 +51,7 @@ def _columns(
 
 ARMS: Final[Mapping[str, tuple[tuple[str, Kind], ...]]] = {
     "add_events": _columns("events", without="at", later="seq"),
+    "add_notices": (("session_id", "text"), ("later", "bigint"), ("kind", "text")),
     "add_segments": _columns("segments"),
     "add_messages": _columns("messages"),
     "add_checkpoints": _columns("checkpoints", without="seq at"),
@@ -68,7 +70,7 @@ ARMS: Final[Mapping[str, tuple[tuple[str, Kind], ...]]] = {
 LONGEST_ERROR: Final = 1000
 """How many characters a session keeps of the reason why its last turn failed. The column is that of `waiting_for`."""
 
-NUMBERED: Final = frozenset({"add_events", "add_checkpoints", "put_runs", "put_records"})
+NUMBERED: Final = frozenset({"add_events", "add_notices", "add_checkpoints", "put_runs", "put_records"})
 """Arms whose rows also contain the session's event number after the fence."""
 
 CONTENT: Final = frozenset(
@@ -138,6 +140,8 @@ class Writing:
             last = self.count
             rows = [(session_id, last - n, *_event_row(event)) for n, event in enumerate(events, 1)]
             self._add("add_events", rows, largest)
+            if not ANNOUNCING.isdisjoint([event.kind for event in events]):
+                self._announce(rows)
         lists = _lists(batch)
         for number in compress(_NUMBERS, lists):
             arm, to_row = _ROWS[number]
@@ -175,6 +179,16 @@ class Writing:
             self.runs.update(cast("str", row[column]) for row in rows if row[column] is not None)
             for run_id in self.runs:
                 check_run_id(run_id)
+
+    def _announce(self, events: list[Row]) -> None:
+        """Add the notices of these events, which are rows of `add_events`."""
+        notices = [
+            (session_id, later, noticed)
+            for session_id, later, kind, _, _, payload, *_ in events
+            if (noticed := kind_of_event(cast("str", kind), cast("str", payload)))
+        ]
+        if notices:
+            self.rows["add_notices"] = notices
 
     def over_budget(self, charged: Iterable[BudgetSums]) -> BudgetReached | None:
         """Return an error if the batch starts a model request although one of its accounts, with these sums, is used up."""

@@ -146,7 +146,8 @@ def _range(key: Sequence[str], where: dict[str, dict[str, Any]]) -> dict[str, An
 
 
 def _sort(table: str, order: str) -> Sort:
-    columns = tuple(filter(None, order.split(", ")))
+    columns = tuple(filter(None, order.removesuffix(" desc").split(", ")))
+    way = -1 if order.endswith(" desc") else 1
     if columns and columns in {KEYS[table], KEYS[table][1:]}:
-        return [("_id", 1)]
-    return [(column, 1) for column in columns]
+        return [("_id", way)]
+    return [(column, way) for column in columns]

@@ -51,10 +51,10 @@ async def expired_holders(db: Documents) -> list[MongoRow]:
 
 async def remove_expired(db: Documents) -> list[MongoRow]:
     gone = await db.find("holders", {"deadline": {"$lte": await db.now()}})
-    for row in gone:
-        if await db.one("heads", {"holder": row["id"]}) is None:
-            await db.delete("holders", {"_id": row["id"]})
-    return []
+    free = [row for row in gone if await db.one("heads", {"holder": row["id"]}) is None]
+    for row in free:
+        await db.delete("holders", {"_id": row["id"]})
+    return free
 
 
 async def lock_head(db: Documents, *, session_id: str) -> list[MongoRow]:

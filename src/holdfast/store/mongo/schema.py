@@ -62,6 +62,17 @@ _INDEXES: Final[Mapping[str, Sequence[IndexModel]]] = {
     ],
     "usage": [_index("day", "owner"), _index("owner", "day")],
     "budgets": [_index("per", "name", "daily"), _index("changed_at")],
+    "subscriptions": [
+        _index("owner", "_id"),
+        _index("everyone", partialFilterExpression={"everyone": 1}),
+        _index("due_at", partialFilterExpression={"due_at": {"$gt": 0}}),
+    ],
+    "deliveries": [
+        _index("subscription_id", "due_at", partialFilterExpression={"due_at": {"$gt": 0}}),
+        _index("subscription_id", "session_id", "seq", "_id", partialFilterExpression={"state": "pending"}),
+        _index("subscription_id", "_id"),
+        _index("ended_at", partialFilterExpression={"ended_at": {"$gt": 0}}),
+    ],
     "runs": [
         _index("id", unique=True),
         _index("session_id", "first_seq", "id"),

@@ -110,6 +110,14 @@ async def _add_events(db: Documents, seq: int, rows: Rows) -> int:
     return len(rows)
 
 
+async def _add_notices(db: Documents, seq: int, rows: Rows) -> int:
+    now = await db.now()
+    for row in rows:
+        row.update(seq=seq - row.pop("later"), at=now, detail=None)
+    await db.insert("notices", rows)
+    return len(rows)
+
+
 async def _add(table: str, db: Documents, seq: int, rows: Rows) -> int:
     del seq
     await db.insert(table, rows)
@@ -262,6 +270,7 @@ async def _set_status(db: Documents, seq: int, rows: Rows) -> int:
 
 _WRITE: Final[Mapping[str, Callable[[Documents, int, Rows], Coroutine[Any, Any, int]]]] = {
     "add_events": _add_events,
+    "add_notices": _add_notices,
     "add_segments": partial(_add, "segments"),
     "add_messages": partial(_add, "messages"),
     "add_checkpoints": _add_checkpoints,

@@ -19,7 +19,8 @@ _RUN = "(SELECT n.number FROM run_numbers n WHERE n.session = :session AND n.id 
 def arm_text(arm: str, text: str, dialect: Dialect) -> str:
     """Return the statement of an arm for an engine."""
     names = [name for name, _ in ARMS[arm]]
-    if inserted := _TABLE.search(text):
+    inserted = _TABLE.search(text)
+    if inserted and "*" in text:
         table = inserted[1]
         columns = [stored_name(table, name) for name in names if name in (BY_NAME | SHARED)[table].names]
         values = [_RUN if column == "run" else f":{column}" for column in columns]

@@ -27,7 +27,8 @@ SELECT id FROM holders WHERE id > '' AND deadline <= now_us() LIMIT 1;
 
 -- name: remove_expired
 DELETE FROM holders
-WHERE deadline <= now_us() AND NOT EXISTS (SELECT 1 FROM heads WHERE heads.holder = holders.id);
+WHERE deadline <= now_us() AND NOT EXISTS (SELECT 1 FROM heads WHERE heads.holder = holders.id)
+RETURNING id, name, agents, joined_at;
 
 -- name: lock_head
 -- Held until the end of the transaction: every change of a session's holder or queue takes this lock.

@@ -5,6 +5,14 @@
 -- name: add_events
 INSERT INTO events (*, seq, at) VALUES (*, :head_seq - :later, now_us());
 
+-- name: add_notices
+-- Only while there is a subscription, so that none pile up in a store that needs none.
+INSERT INTO notices (session_id, seq, kind, at)
+--[sqlite] SELECT :session_id, :head_seq - :later, :kind, now_us() WHERE EXISTS (SELECT 1 FROM subscriptions)
+--[postgres] VALUES (:session_id, :head_seq - :later, :kind, now_us())
+--[postgres]   AND EXISTS (SELECT 1 FROM subscriptions WHERE id > '')
+;
+
 -- name: add_segments
 INSERT INTO segments (*) VALUES (*);
 

@@ -211,6 +211,69 @@ CREATE TABLE budgets (
 CREATE INDEX budgets_set ON budgets (per, name, daily) WHERE set_at IS NOT NULL;
 CREATE INDEX budgets_old ON budgets (changed_at) WHERE set_at IS NULL;
 
+-- Which notices are sent to which URL. `due_at` is when its next delivery is due; a worker that sends them has a `claim`, and `due_at` is then
+-- when another one may.
+CREATE TABLE subscriptions (
+  id                  idtext PRIMARY KEY,
+  owner               text NOT NULL,
+  everyone            integer NOT NULL,   -- 1: of all owners; an administrator created it
+  kinds               text NOT NULL,      -- a JSON list of kinds of notices
+  agents              text NOT NULL,      -- a JSON list; an empty one means all
+  sessions            text NOT NULL,
+  url                 text NOT NULL,
+  content             integer NOT NULL,   -- 1: with texts of the session
+  secret              text NOT NULL,
+  previous_secret     text,
+  previous_until      bigint,             -- until when deliveries are also signed with the previous secret
+  paused              integer NOT NULL,
+  problem             text,               -- why it was paused, or why the last delivery failed
+  due_at              bigint,
+  claim               idtext,
+  created_at          bigint NOT NULL,
+  version             bigint NOT NULL     -- counts its changes
+)
+--[sqlite] WITHOUT ROWID
+;
+CREATE INDEX subscriptions_owner ON subscriptions (owner, id);
+CREATE INDEX subscriptions_everyone ON subscriptions (everyone, id) WHERE everyone = 1;
+CREATE INDEX subscriptions_due ON subscriptions (due_at) WHERE due_at IS NOT NULL;
+
+-- Written with the event that it announces, while there is a subscription. A worker turns it into a delivery for each subscription that
+-- matches. A notice without a session has the session ''.
+CREATE TABLE notices (
+  session_id    idtext NOT NULL,
+  seq           bigint NOT NULL,
+  kind          text NOT NULL,
+  at            bigint NOT NULL,
+  detail        text,
+  PRIMARY KEY (session_id, seq)
+)
+--[sqlite] WITHOUT ROWID
+;
+
+-- A notice for one subscription. Of those that are pending for the same subscription and session, only the first has `due_at`.
+CREATE TABLE deliveries (
+  id               idtext PRIMARY KEY,
+  subscription_id  idtext NOT NULL,
+  session_id       idtext NOT NULL,
+  seq              bigint NOT NULL,
+  kind             text NOT NULL,
+  at               bigint NOT NULL,
+  detail           text,
+  state            text NOT NULL,
+  attempts         bigint NOT NULL,
+  result           text,               -- of the last attempt
+  due_at           bigint,
+  since            bigint NOT NULL,    -- from when it is tried, for a day
+  ended_at         bigint
+)
+--[sqlite] WITHOUT ROWID
+;
+CREATE INDEX deliveries_due ON deliveries (subscription_id, due_at) WHERE due_at IS NOT NULL;
+CREATE INDEX deliveries_line ON deliveries (subscription_id, session_id, seq, id) WHERE state = 'pending';
+CREATE INDEX deliveries_of ON deliveries (subscription_id, id);
+CREATE INDEX deliveries_ended ON deliveries (ended_at) WHERE ended_at IS NOT NULL;
+
 CREATE TABLE runs (
   session_id    idtext NOT NULL,
   id            idtext NOT NULL,
