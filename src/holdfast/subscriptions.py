@@ -5,7 +5,9 @@ from datetime import datetime
 from typing import Final, Literal, TypeAlias, get_args
 
 NoticeKind: TypeAlias = Literal["waiting", "done", "failed", "given_up", "budget_reached", "worker_lost"]
-DeliveryKind: TypeAlias = Literal[NoticeKind, "test"]
+DeliveryKind: TypeAlias = Literal[
+    "waiting", "done", "failed", "given_up", "budget_reached", "worker_lost", "test"
+]
 DeliveryState: TypeAlias = Literal["pending", "delivered", "undeliverable"]
 
 NOTICE_KINDS: Final[tuple[NoticeKind, ...]] = get_args(NoticeKind)

@@ -231,6 +231,27 @@ export interface CredentialInfo {
   expires_at: string | null;
 }
 
+/** One notice for one subscription. */
+export interface DeliveryInfo {
+  /** The `webhook-id` of the request; the same for each attempt. */
+  id: string;
+  subscription_id: string;
+  /** Empty if the notice is about no session. */
+  session_id: string;
+  /** The number of the event that it announces. */
+  seq: number;
+  kind: "waiting" | "done" | "failed" | "given_up" | "budget_reached" | "worker_lost" | "test";
+  /** The time of the event. */
+  at: string;
+  state: "pending" | "delivered" | "undeliverable";
+  attempts: number;
+  /** What happened in the last attempt. */
+  result: string | null;
+  /** The time of the next attempt; null if there is none, or if an earlier delivery of the session comes first. */
+  due_at: string | null;
+  ended_at: string | null;
+}
+
 /** Text that the model is streaming now. It is not durable, and has no number: the complete message follows as an event. `text` continues the earlier text at `offset`. At offset 0, the text starts again. */
 export interface DraftText {
   run_id: string;
@@ -424,6 +445,11 @@ export interface CredentialInfoItems {
   next_cursor?: string | null;
 }
 
+export interface DeliveryInfoItems {
+  items: Array<DeliveryInfo>;
+  next_cursor?: string | null;
+}
+
 export interface EffectInfoItems {
   items: Array<EffectInfo>;
   next_cursor?: string | null;
@@ -471,6 +497,11 @@ export interface SessionInfoItems {
 
 export interface SubmissionDetailItems {
   items: Array<SubmissionDetail>;
+  next_cursor?: string | null;
+}
+
+export interface SubscriptionInfoItems {
+  items: Array<SubscriptionInfo>;
   next_cursor?: string | null;
 }
 
@@ -565,6 +596,12 @@ export interface NewSchedule {
   owner?: string | null;
 }
 
+/** A new secret for a subscription. */
+export interface NewSecret {
+  /** `whsec_` and 24 to 64 bytes in Base64. By default a new one is generated. */
+  secret?: string | null;
+}
+
 /** A session to create. */
 export interface NewSession {
   /** The name of the agent that runs the session. */
@@ -588,6 +625,26 @@ export interface NewState {
 }
 
 export type NewSubmission = TextMessage | ContentMessage | HistoryCommand | Rewind | RetryTurn | Fork;
+
+/** A subscription to create. */
+export interface NewSubscription {
+  /** The https URL of your webhook. */
+  url: string;
+  /** The kinds of notices to send. `worker_lost` requires `everyone`. */
+  kinds: Array<"waiting" | "done" | "failed" | "given_up" | "budget_reached" | "worker_lost">;
+  /** Only sessions of these agents; by default of all. */
+  agents?: Array<string>;
+  /** Only these sessions; by default all. */
+  sessions?: Array<string>;
+  /** Whether to include texts of the session: its title, questions, output and the reasons of failures. */
+  content?: boolean;
+  /** Whether it applies to the sessions of all owners. For administrators. */
+  everyone?: boolean;
+  /** The secret that signs deliveries: `whsec_` and 24 to 64 bytes in Base64. By default a new one is generated. */
+  secret?: string | null;
+  /** The owner, if not you. For administrators. */
+  owner?: string | null;
+}
 
 /** Text in the format of OpenAI's clients. Equivalent to a plain string. */
 export interface PlainTextPart {
@@ -934,6 +991,58 @@ export interface SubmissionInfo {
   ended_at: string | null;
   /** The time before which it does not start. While its turn waits: when the turn continues without an answer. */
   deliver_at?: string | null;
+}
+
+/** The changes to a subscription. Other fields stay as they are. */
+export interface SubscriptionChange {
+  /** The https URL of your webhook. */
+  url?: string | null;
+  /** The kinds of notices to send. `worker_lost` requires `everyone`. */
+  kinds?: Array<"waiting" | "done" | "failed" | "given_up" | "budget_reached" | "worker_lost"> | null;
+  /** Only sessions of these agents; by default of all. */
+  agents?: Array<string> | null;
+  /** Only these sessions; by default all. */
+  sessions?: Array<string> | null;
+  /** Whether to include texts of the session: its title, questions, output and the reasons of failures. */
+  content?: boolean | null;
+  /** Whether the subscription is paused. Events during the pause are not announced. */
+  paused?: boolean | null;
+}
+
+/** A subscription, without its secret. */
+export interface SubscriptionInfo {
+  id: string;
+  owner: string;
+  /** Whether it applies to the sessions of all owners. */
+  everyone: boolean;
+  url: string;
+  kinds: Array<"waiting" | "done" | "failed" | "given_up" | "budget_reached" | "worker_lost">;
+  agents: Array<string>;
+  sessions: Array<string>;
+  content: boolean;
+  paused: boolean;
+  /** The reason why the last deliveries failed; null if the last ones arrived. */
+  problem: string | null;
+  created_at: string;
+}
+
+/** A subscription with its secret, which is shown only now. */
+export interface SubscriptionSecret {
+  id: string;
+  owner: string;
+  /** Whether it applies to the sessions of all owners. */
+  everyone: boolean;
+  url: string;
+  kinds: Array<"waiting" | "done" | "failed" | "given_up" | "budget_reached" | "worker_lost">;
+  agents: Array<string>;
+  sessions: Array<string>;
+  content: boolean;
+  paused: boolean;
+  /** The reason why the last deliveries failed; null if the last ones arrived. */
+  problem: string | null;
+  created_at: string;
+  /** The secret to verify deliveries with. */
+  secret: string;
 }
 
 /** The result for one session that was due. */
