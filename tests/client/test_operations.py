@@ -19,6 +19,7 @@ from holdfast.client.schedule import ScheduleHandle
 from holdfast.client.session import SessionHandle
 from holdfast.client.shell import ShellHandle
 from holdfast.client.transport import Transport
+from holdfast.client.subscription import SubscriptionHandle
 from holdfast.client.turn import TurnHandle
 from holdfast.errors import HoldfastError
 from holdfast.server.routes import CLIENT, NO_METHOD, RULES
@@ -88,7 +89,7 @@ async def test_a_method_sends_the_request_of_its_route(row: Row):
 
     async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://x") as http:
         result = _call(HttpTransport(http), row.method)
-        if row.method in {"Client.run", "Client.schedule"}:
+        if row.method in {"Client.run", "Client.schedule", "Client.subscription"}:
             result = result.info()
         with pytest.raises(HoldfastError):
             await (anext(result) if isasyncgen(result) else result)
@@ -107,6 +108,7 @@ def _call(transport: Transport, method: str) -> Any:
         "TurnHandle": TurnHandle(transport, accepted, text.parse),
         "RunHandle": RunHandle(transport, "r"),
         "ScheduleHandle": ScheduleHandle(transport, "d"),
+        "SubscriptionHandle": SubscriptionHandle(transport, "n"),
         "ShellHandle": ShellHandle(transport),
     }
     call = getattr(handles[kind], name)

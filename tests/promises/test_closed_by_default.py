@@ -25,9 +25,11 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from holdfast import Store
 from holdfast.ids import new_id
 from holdfast.media import open_media
+from holdfast.notices.signature import new_secret
 from holdfast.runtime.credentials import new_key
 from holdfast.schedules import ScheduleTerms
 from holdfast.server.auth import digest, new_token
+from holdfast.subscriptions import SubscriptionTerms
 from holdfast.types import Batch, Run
 from tests.builders import new_session, until
 from tests.conftest import Engine
@@ -97,12 +99,17 @@ async def known(store: Store) -> dict[str, str]:
     runs = (await store.runs(session_id=session_id)).items
     terms = ScheduleTerms(cron="0 9 * * *", text=MARK)
     schedule = await store.create_schedule(terms, owner="ada", session_id=session_id, actor="ada")
+    notices = SubscriptionTerms(url=f"https://example.com/{MARK}", kinds=("done",))
+    subscription = await store.create_subscription(notices, owner="ada", actor="ada", secret=new_secret())
+    delivery = await store.test_subscription(subscription.id, actor="ada")
     return {
         "session_id": session_id,
         "run_id": next(run.id for run in runs if run.parent_id is None),
         "call_id": "call 2",
         "checkpoint_id": (await store.checkpoints(session_id=session_id)).items[0].id,
         "schedule_id": schedule.id,
+        "subscription_id": subscription.id,
+        "delivery_id": delivery.id,
         "submission_id": (await store.submissions(session_id)).items[0].id,
         "command_id": command.id,
         "event_id": (await store.outputs(command.id))[0].id,
@@ -128,6 +135,9 @@ def bodies(known: dict[str, str]) -> dict[tuple[str, str], Any]:
         ("PATCH", "/{session_id}"): {"title": "taken over", "hold": True},
         ("POST", "/schedules"): {"cron": "* * * * *", "text": "taken over", **session},
         ("PATCH", "/{schedule_id}"): {"text": "taken over", "paused": True},
+        ("POST", "/subscriptions"): {"url": "https://example.com", "kinds": ["done"], "owner": "ada"},
+        ("PATCH", "/{subscription_id}"): {"url": "https://example.com", "paused": True},
+        ("POST", "/secret"): {},
         ("POST", "/submissions"): {"text": "hello"},
         ("POST", "/{name}"): {"data": 1},
         ("POST", "/approvals"): {"call_id": known["call_id"], "digest": "0" * 64, "approved": True},

@@ -63,7 +63,7 @@ async def test_some_order_explains_all_that_was_seen(engine: Engine, store: Stor
     ids = [(await store.create_session(agent="a", owner="o", id=f"s{n}")).id for n in range(sessions)]
     chance = random.Random(seed)
     histories = Histories()
-    until = asyncio.get_running_loop().time() + seconds
+    until = 0.0
     numbers = iter(range(10_000))
 
     async def act() -> None:
@@ -72,9 +72,14 @@ async def test_some_order_explains_all_that_was_seen(engine: Engine, store: Stor
             name = f"p{next(numbers)}"
             await _one_actor(engine, name, seed, left, ids, chance, histories)
 
-    await asyncio.gather(*(act() for _ in range(processes)))
-    await _finish_all(store, ids)
-    number = sum(deed.acknowledged for deed in histories.deeds)
+    number = 0
+    for _ in range(5):  # a busy machine needs longer
+        until = asyncio.get_running_loop().time() + seconds
+        await asyncio.gather(*(act() for _ in range(processes)))
+        await _finish_all(store, ids)
+        number = sum(deed.acknowledged for deed in histories.deeds)
+        if number > 100:
+            break
     print(number, "deeds")
     assert number > 100
     for session_id in ids:

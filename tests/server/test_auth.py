@@ -133,6 +133,8 @@ async def test_the_matrix(app: Any, store: Store, http: httpx2.AsyncClient, toke
             "call_id": "call",
             "submission_id": "submission",
             "schedule_id": "theirs",
+            "subscription_id": "theirs",
+            "delivery_id": "theirs",
             "sha256": "0" * 64,
             "command_id": "0" * 32,
             "event_id": "0" * 32,
@@ -190,6 +192,8 @@ async def test_the_matrix_of_scopes(app: Any, store: Store, http: httpx2.AsyncCl
         "call_id": "call",
         "submission_id": "submission",
         "schedule_id": "none",
+        "subscription_id": "none",
+        "delivery_id": "none",
     }
     names |= {"sha256": "0" * 64, "command_id": "0" * 32, "event_id": "0" * 32, "name": "key"}
     allowed, examples = 0, example_bodies(app)

@@ -234,15 +234,13 @@ class Client:
         secret: str | None = None,
         owner: str | None = None,
     ) -> SubscriptionSecret:
-        """Create a subscription: notices of these kinds are sent to a webhook. The result has the secret to verify them with.
+        """Create a subscription: notices are sent to a webhook. The result has the secret to verify them with.
 
-        They are about your sessions, or only those of some `agents` or `sessions`. With `content` they have texts of the session. Only
-        administrators may subscribe to the sessions of `everyone`, or set the `owner`.
+        With `content` they have texts of the session. Only administrators may subscribe to the sessions of `everyone`, or set the `owner`.
         """
-        given = {"secret": secret, "owner": owner}
-        body = {"url": url, "kinds": list(kinds), "agents": list(agents), "sessions": list(sessions)}
-        body |= {"content": content, "everyone": everyone}
-        body |= {name: value for name, value in given.items() if value is not None}
+        body: dict[str, Any] = {"url": url, "kinds": list(kinds), "agents": list(agents)}
+        body |= {"sessions": list(sessions), "content": content, "everyone": everyone}
+        body |= {"secret": secret, "owner": owner}
         return await self._transport.call(SubscriptionSecret, "POST", "/api/subscriptions", json=body)
 
     def subscription(self, id: str) -> SubscriptionHandle:

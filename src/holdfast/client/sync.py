@@ -753,10 +753,9 @@ class SyncClient(SyncHandle[Client]):
         secret: str | None = None,
         owner: str | None = None,
     ) -> SubscriptionSecret:
-        """Create a subscription: notices of these kinds are sent to a webhook. The result has the secret to verify them with.
+        """Create a subscription: notices are sent to a webhook. The result has the secret to verify them with.
 
-        They are about your sessions, or only those of some `agents` or `sessions`. With `content` they have texts of the session. Only
-        administrators may subscribe to the sessions of `everyone`, or set the `owner`.
+        With `content` they have texts of the session. Only administrators may subscribe to the sessions of `everyone`, or set the `owner`.
         """
         return self._loop.run(
             self._handle.create_subscription(

@@ -1,7 +1,7 @@
 """Deliver notices while a worker runs, whichever agents it serves.
 
 Every worker matches notices with subscriptions, and sends the deliveries of a few subscriptions at a time. A subscription is claimed by one
-worker, for a minute at a time; if that one dies, another one sends again what was not recorded. So each delivery arrives at least once, and
+worker, for half a minute at a time; if that one dies, another one sends again what was not recorded. So each delivery arrives at least once, and
 those of a session in order.
 """
 

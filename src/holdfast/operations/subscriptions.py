@@ -108,6 +108,7 @@ async def list_subscriptions(
     "GET",
     _S,
     "user",
+    ClientMethod("Client.subscription", "subscription show"),
     ClientMethod("SubscriptionHandle.info", "subscription show"),
     topic="subscriptions",
 )

@@ -1,6 +1,6 @@
 """Deliveries: match notices with subscriptions, and record what their receivers answered.
 
-One worker at a time sends the deliveries of a subscription: it has a claim, which another worker may replace after a minute. A session's
+One worker at a time sends the deliveries of a subscription: it has a claim, which another worker may replace after half a minute. A session's
 deliveries are in a line, of which only the first is due, so they arrive in order. Whatever adds to a line or ends its first one locks the
 subscription before.
 """
@@ -20,7 +20,8 @@ from holdfast.types import TURNS
 
 DELIVERY_DAYS: Final = 14
 """How long a delivery that has ended is kept."""
-_LEASE_US: Final = 60 * 1_000_000
+_LEASE_US: Final = 30 * 1_000_000
+"""Longer than a batch of attempts, of which each takes ten seconds at most."""
 _SECOND_US: Final = 1_000_000
 _OF_TURNS: Final = frozenset({"done", "failed", "given_up"})
 
@@ -108,7 +109,7 @@ class DeliveryMethods(SubscriptionMethods):
     def claim_deliveries(
         self, subscription_id: str, claim: str, *, limit: int
     ) -> Tx[tuple[Subscription, list[Delivery]] | None]:
-        """Claim a subscription for a minute, and return it with the deliveries to send. Returns None if another worker has claimed it."""
+        """Claim a subscription for half a minute, and return it with the deliveries to send. Returns None if another worker has claimed it."""
         rows = yield op("claim_subscription", id=subscription_id, claim=claim, lease_us=_LEASE_US)
         if not rows:
             rows = [row for row in (yield op("subscription", id=subscription_id)) if row["claim"] == claim]
