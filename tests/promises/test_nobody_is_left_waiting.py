@@ -21,9 +21,9 @@ from tests.servers import Postgres, postgres
 
 T = TypeVar("T")
 pytestmark = [pytest.mark.processes, pytest.mark.thorough, pytest.mark.timeout(600)]
-_SESSIONS = 12
-_MOST_REFUSALS = 2
-_MESSAGES = ("ask", "go", "fail", "again")
+_SESSIONS = 8
+_MOST_REFUSALS = 1
+_MESSAGES = ("ask", "go", "fail")
 
 
 class FlakyReceiver:
@@ -133,7 +133,7 @@ async def test_every_notice_arrives_in_order_whatever_is_killed(
                 if server is not None and text == "go":
                     await asyncio.to_thread(server.kill)
                     await asyncio.to_thread(server.start)
-            assert kills["workers"] >= 5
+            assert kills["workers"] >= 3
             calm.set()
             async with asyncio.timeout(300):
                 while await _patiently(lambda: _is_pending(store, subscription.id)):

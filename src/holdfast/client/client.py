@@ -266,13 +266,8 @@ class Client:
 
         `first` and `last` are the days to include, in UTC. `owner` is ignored unless you are an administrator.
         """
-        params = {
-            "by": ",".join(by),
-            "owner": owner,
-            "agent": agent,
-            "model": model,
-            "session_id": session_id,
-        }
+        params = {"by": ",".join(by), "owner": owner, "agent": agent, "model": model}
+        params |= {"session_id": session_id}
         params |= {"first": first and first.isoformat(), "last": last and last.isoformat(), "limit": 1000}
         return self._transport.items(UsageInfo, "/api/usage", params)
 

@@ -29,7 +29,7 @@ _DELIVERIES: Final = 8
 """How many deliveries of one subscription are sent at once, each of another session."""
 _TURN_SECONDS: Final = 20.0
 """How long a worker sends deliveries of one subscription before others have their turn. Shorter than a claim, with one more attempt."""
-_FIRST_PAUSE: Final = 5.0
+_FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 3600.0
 _CLEANUP_SECONDS: Final = 600.0
 _log = logging.getLogger(__name__)
