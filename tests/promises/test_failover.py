@@ -115,7 +115,7 @@ async def _drill(
         task.cancel()
     async with open_store(url) as store:
         assert await store.check() == []
-        await judge(store, clients, Effects(folder / "effects"), verdict)
+        await judge(store, clients, Effects(folder / "effects"), None, verdict)
     print(dict(sorted(verdict.counts.items())), file=sys.stderr)
     assert verdict.holds, {name: problems for name, problems in verdict.broken.items() if problems}
     assert verdict.counts["submissions done"] >= 20 * _FAILOVERS

@@ -15,14 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from holdfast.notices.signature import new_secret
 from holdfast.store import open_store
+from holdfast.subscriptions import NOTICE_KINDS, SubscriptionTerms
+from tests.flaky_receiver import FlakyReceiver
 from tests.servers import Postgres, free_port, postgres
 from tests.torture.app import effects_folder
 from tests.torture.clients import Clients
 from tests.torture.faults import Driver
 from tests.torture.fleet import ROOT, Member, front, worker
 from tests.torture.line import Line, line_to
-from tests.torture.verdict import Effects, Verdict, judge
+from tests.torture.verdict import NOTICES, Effects, Verdict, judge
 
 _TTL, _RENEW = 3.0, 0.8
 _DISK_BYTES = 2 * 1024**3
@@ -81,8 +84,12 @@ async def torture(plan: Plan, folder: Path, say: Callable[[str], None]) -> Outco
             "HOLDFAST_LEASE_RENEW_SECONDS": str(_RENEW),
             "HOLDFAST_STREAM_COMMENT_SECONDS": "1",
         }
-        async with open_store(url):
-            pass  # the schema is there before anybody is hit
+        secret = new_secret()
+        receiver = await stack.enter_async_context(FlakyReceiver(secret).listening())
+        settings["HOLDFAST_WEBHOOK_NETWORKS"] = "127.0.0.0/8"
+        async with open_store(url) as store:  # the schema is there before anybody is hit
+            terms = SubscriptionTerms(url=f"http://127.0.0.1:{receiver.port}/", kinds=NOTICE_KINDS)
+            await store.create_subscription(terms, owner="root", actor="root", secret=secret, everyone=True)
         ports = [free_port() for _ in range(plan.fronts)]
         far = url if server is None or line is None else url.replace(f":{server.port}", f":{line.port}")
         members = [
@@ -105,7 +112,8 @@ async def torture(plan: Plan, folder: Path, say: Callable[[str], None]) -> Outco
             await _hit(plan, members, driver, clients, outcome, say)
         finally:
             (folder / "faults.log").write_text("\n".join(driver.log))
-        await _judge(plan, url, members, driver, clients, outcome, say)
+        await _deliver_all(plan, url, outcome)
+        await _judge(plan, url, members, driver, clients, receiver, outcome, say)
         if disk is not None and not outcome.holds:
             for file in disk.glob("store.db*"):
                 if file.is_file():
@@ -156,6 +164,21 @@ async def _hit(
         await asyncio.gather(*everyone, return_exceptions=True)
 
 
+async def _deliver_all(plan: Plan, url: str, outcome: Outcome) -> None:
+    """Wait until every notice has been delivered."""
+    async with open_store(url) as store:
+        (subscription,) = (await store.subscriptions()).items
+        try:
+            async with asyncio.timeout(plan.rest):
+                while (
+                    await store.has_notices()
+                    or (await store.deliveries(subscription.id, state="pending", limit=1)).items
+                ):
+                    await asyncio.sleep(0.5)
+        except TimeoutError:
+            outcome.verdict.add(NOTICES, [f"some were not delivered within {plan.rest:g} s"])
+
+
 async def until_quiet(clients: Clients) -> None:
     """Wait until readers have seen nothing new for a while: what comes after an end, and what was approved twice."""
     seen, since = -1, time.monotonic()
@@ -189,6 +212,7 @@ async def _judge(
     members: list[Member],
     driver: Driver,
     clients: Clients,
+    receiver: FlakyReceiver,
     outcome: Outcome,
     say: Callable[[str], None],
 ) -> None:
@@ -211,7 +235,7 @@ async def _judge(
     if checked.returncode:
         verdict.add(invariants, [checked.stdout.strip() or checked.stderr.strip()])
     async with open_store(url) as store:
-        await judge(store, clients, Effects(outcome.folder / "effects"), verdict)
+        await judge(store, clients, Effects(outcome.folder / "effects"), receiver.notices(), verdict)
     tally = clients.tally
     outcome.facts |= {
         "kills and pauses": driver.survived,
@@ -226,6 +250,8 @@ async def _judge(
         "interrupts": tally.interrupts,
         "signals": tally.signals,
         "budgets set": tally.budgets,
+        "notices": len(receiver.arrived),
+        "attempts to deliver a notice": dict(sorted(receiver.answers.items())),
         "retries": dict(sorted(tally.retries.items())),
         "answers": {str(status): number for status, number in sorted(tally.answers.items())},
         "requests and streams broken": tally.unreachable,

@@ -3,10 +3,10 @@
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic_ai.messages import ModelResponse, TextPart, ToolReturnPart
 
@@ -17,11 +17,13 @@ from holdfast.record.resume_point import find_resume_point
 from holdfast.store import Store
 from holdfast.types import Effect, Event, Submission
 from holdfast.usage import UsageFilter
+from tests.flaky_receiver import notices_of
 from tests.torture.app import POLICIES, answer, call_id, effects_folder
 from tests.torture.clients import Clients, Fork, Reader, Sent, digest
 
 _UNKNOWN = "it is unknown whether it took effect"
 USAGE = "usage that differs from the record"
+NOTICES = "notices lost, invented or out of order"
 BUDGETS = "model requests beyond a budget"
 _OF_A_RUN = ("run_", "model_request_", "tool_call_", "step_", "message")
 _ATTEMPTS = 5
@@ -49,6 +51,7 @@ class Verdict:
                 "timers that fired early, or waits that ended twice",
                 USAGE,
                 BUDGETS,
+                NOTICES,
                 "sessions stuck",
                 "forks that are missing or not whole",
                 "histories that no provider would take",
@@ -88,8 +91,13 @@ class Effects:
                 self.stored[json.loads(stored.read_text())["call"]].append(stored.name)
 
 
-async def judge(store: Store, clients: Clients, effects: Effects, verdict: Verdict) -> None:
-    """Hold everything against everything."""
+Notices: TypeAlias = Mapping[str, list[tuple[str, int]]]
+
+
+async def judge(
+    store: Store, clients: Clients, effects: Effects, notices: Notices | None, verdict: Verdict
+) -> None:
+    """Hold everything against everything; the notices too, if there are any."""
     by_session: defaultdict[str, list[Sent]] = defaultdict(list)
     for sent in clients.sent:
         by_session[sent.session_id].append(sent)
@@ -98,6 +106,8 @@ async def judge(store: Store, clients: Clients, effects: Effects, verdict: Verdi
     recorded: set[str] = set()
     for reader in clients.readers:
         recorded |= await _judge_session(store, reader, by_session[reader.session_id], effects, verdict)
+        if notices is not None:
+            await _judge_notices(store, reader.session_id, notices, verdict)
     verdict.add(
         UNRECORDED,
         [
@@ -147,6 +157,15 @@ async def _judge_session(
     await _judge_history(store, session.id, submissions, sent, effects, verdict)
     given_up = {str(found.idempotency_key) for found in submissions if found.state != "done"}
     return await _judge_effects(store, session.id, events, effects, given_up, verdict)
+
+
+async def _judge_notices(store: Store, session_id: str, notices: Notices, verdict: Verdict) -> None:
+    wanted = notices_of(await _all_events(store, session_id), await _all_submissions(store, session_id))
+    arrived = notices.get(session_id, [])
+    if arrived != wanted:
+        missing = [each for each in wanted if each not in arrived]
+        extra = [each for each in arrived if each not in wanted]
+        verdict.add(NOTICES, [f"{session_id}: missing {missing}, extra {extra}, else in another order"])
 
 
 async def _judge_budget(store: Store, session_id: str, events: list[Event], verdict: Verdict) -> None:
