@@ -31,6 +31,7 @@ class RetentionPolicy(BaseModel):
     idle_days: _Days | None = None
     max_age_days: _Days | None = None
     action: Action | None = None
+    notice_days: _Days | None = None
     keep_last_runs: Annotated[int, Field(ge=1, le=100_000)] | None = None
     rehydrated_days: Annotated[float, Field(ge=0, le=36500, allow_inf_nan=False)] | None = None
     hold: bool = False
@@ -41,7 +42,14 @@ class RetentionPolicy(BaseModel):
             message = f'it matches no sessions: set agent, metadata, or agent = "{ANY}" for all'
             raise ValueError(message)
         if self.hold:
-            given = {"idle_days", "max_age_days", "action", "keep_last_runs", "rehydrated_days"}
+            given = {
+                "idle_days",
+                "max_age_days",
+                "action",
+                "keep_last_runs",
+                "rehydrated_days",
+                "notice_days",
+            }
             given &= self.model_fields_set
             if given:
                 message = f"hold keeps its sessions indefinitely, so it cannot be combined with {', '.join(sorted(given))}"

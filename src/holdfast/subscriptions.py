@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal, TypeAlias, get_args
 
-NoticeKind: TypeAlias = Literal["waiting", "done", "failed", "given_up", "budget_reached", "worker_lost"]
+NoticeKind: TypeAlias = Literal[
+    "waiting", "done", "failed", "given_up", "budget_reached", "retention_due", "worker_lost"
+]
 DeliveryKind: TypeAlias = Literal[
-    "waiting", "done", "failed", "given_up", "budget_reached", "worker_lost", "test"
+    "waiting", "done", "failed", "given_up", "budget_reached", "retention_due", "worker_lost", "test"
 ]
 DeliveryState: TypeAlias = Literal["pending", "delivered", "undeliverable"]
 

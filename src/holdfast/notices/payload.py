@@ -39,6 +39,8 @@ async def build_body(store: Store, subscription: Subscription, delivery: Deliver
             events = await _events(store, delivery)
             data |= _facts(session, events)
             texts = _texts(session, events) if subscription.content else {}
+        if delivery.detail is not None:
+            data |= json.loads(delivery.detail)
     body = _encode(delivery, data | texts)
     return body if len(body) <= LARGEST else _encode(delivery, data | {"truncated": True})
 
@@ -51,6 +53,8 @@ def _encode(delivery: Delivery, data: dict[str, Any]) -> bytes:
 
 async def _events(store: Store, delivery: Delivery) -> list[Event]:
     """Return the announced event and, for the end of a turn, those before it. Empty if they were deleted."""
+    if not delivery.seq:
+        return []
     last = delivery.seq - 1
     first = max(0, last - _BEFORE_END) if delivery.kind == "done" else last
     events = await store.events(delivery.session_id, after=first, limit=delivery.seq - first)

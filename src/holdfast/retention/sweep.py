@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from holdfast.errors import (
     ArchiveFailed,
@@ -24,12 +25,13 @@ from holdfast.errors import (
 from holdfast.leases import joined
 from holdfast.media import MediaStore, collect
 from holdfast.policy import Action, MatchedPolicy, Result
+from holdfast.retention.advance_notice import announce_retention
 from holdfast.retention.clean import clean
 from holdfast.retention.due import candidates, is_idle, kept_sessions, match_due
 from holdfast.retention.erase import erase
 from holdfast.retention.holding import give_space_back
 from holdfast.store import Store
-from holdfast.types import Due, Holder
+from holdfast.types import Due, Duty, Holder
 
 DUTY = "sweep"
 _SUBMISSIONS = 500
@@ -97,10 +99,15 @@ async def sweep(
     if dry_run:
         return await _Sweep(store, media, actor, None, limit, on_outcome).run()
     async with joined(store, f"{DUTY} {actor}"[:200]) as holder:
+        announced_at = _announced_at(await store.duty(DUTY))
         if not await store.take_duty(DUTY, holder, every=every):
             return None
         try:
             done = await _Sweep(store, media, actor, holder, limit, on_outcome).run()
+            if done.problem is None and not done.more:
+                now = await store.now()
+                await announce_retention(store, announced_at)
+                announced_at = now
         except BaseException:
             with suppress(HoldfastError):  # the duty is free once its holder has left
                 await store.leave_duty(DUTY, holder)
@@ -112,9 +119,16 @@ async def sweep(
             "blobs": done.blobs,
             "usage": done.usage,
             "problem": done.problem,
+            "announced_at": None if announced_at is None else announced_at.isoformat(),
         }
         await store.leave_duty(DUTY, holder, detail=json.dumps(detail))
         return done
+
+
+def _announced_at(duty: Duty | None) -> datetime | None:
+    """Return when the last sweep announced the sessions that will be due."""
+    at = None if duty is None else json.loads(duty.detail).get("announced_at")
+    return None if at is None else datetime.fromisoformat(at)
 
 
 class _Sweep:

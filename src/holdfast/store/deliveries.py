@@ -16,7 +16,7 @@ from holdfast.store.rows import Row, from_row, microseconds, page_limit
 from holdfast.store.subscriptions import SubscriptionMethods, to_subscription
 from holdfast.store.transactions import Tx, op, reading, writing
 from holdfast.subscriptions import NO_SESSION, Attempt, Delivery, Subscription
-from holdfast.types import TURNS
+from holdfast.types import TURNS, Json
 
 DELIVERY_DAYS: Final = 14
 """How long a delivery that has ended is kept."""
@@ -33,6 +33,12 @@ class DeliveryMethods(SubscriptionMethods):
     def has_notices(self) -> Tx[bool]:
         """Return whether a notice waits to be matched."""
         return bool((yield op("notices", limit=1)))
+
+    @writing(repeatable=True)
+    def announce_retention(self, session_id: str, detail: Json) -> Tx[None]:
+        """Write a notice that retention will delete the session's content; `detail` has the policy and the time."""
+        self._check_object(detail, "detail")
+        yield op("insert_notice", session_id=session_id, seq=0, kind="retention_due", detail=detail)
 
     @writing()
     def match_notices(self, *, limit: int = 200) -> Tx[int]:
