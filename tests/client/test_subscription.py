@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import AsyncGenerator
-from ipaddress import ip_network
 from typing import Any, cast
 
 import pytest
