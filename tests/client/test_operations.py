@@ -18,8 +18,8 @@ from holdfast.client.run import RunHandle
 from holdfast.client.schedule import ScheduleHandle
 from holdfast.client.session import SessionHandle
 from holdfast.client.shell import ShellHandle
-from holdfast.client.transport import Transport
 from holdfast.client.subscription import SubscriptionHandle
+from holdfast.client.transport import Transport
 from holdfast.client.turn import TurnHandle
 from holdfast.errors import HoldfastError
 from holdfast.server.routes import CLIENT, NO_METHOD, RULES

@@ -28,7 +28,7 @@ async def listed(http: httpx2.AsyncClient, principal: str, **query: Any) -> list
     return [each["id"] for each in response.json()["items"]]
 
 
-ROUTES = [
+ROUTES: list[tuple[str, str, Any]] = [
     ("GET", "", None),
     ("PATCH", "", {"paused": True}),
     ("POST", "/secret", {}),
@@ -149,7 +149,7 @@ async def test_bad_subscriptions_are_refused(http: httpx2.AsyncClient, body: Any
 async def test_a_bad_change_changes_nothing(http: httpx2.AsyncClient):
     path = f"{S}/{(await create(http)).json()['id']}"
     before = (await http.get(path)).json()
-    for body in (
+    bad: list[dict[str, Any]] = [
         {"url": "https://10.0.0.1/"},
         {"kinds": ["worker_lost"]},
         {"kinds": []},
@@ -157,7 +157,8 @@ async def test_a_bad_change_changes_nothing(http: httpx2.AsyncClient):
         {"owner": "other"},
         {"secret": new_secret()},
         {"paused": 1},
-    ):
+    ]
+    for body in bad:
         assert (await http.patch(path, json=body)).status_code == 422, body
     assert (await http.get(path)).json() == before
 
