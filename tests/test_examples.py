@@ -16,6 +16,7 @@ import shlex
 import subprocess
 import sys
 import textwrap
+import time
 import tomllib
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -38,6 +39,7 @@ import holdfast
 from holdfast import Holdfast, Turn, annotate_effect, connect, idempotency_key, open_store, resume
 from holdfast.cli import app
 from holdfast.media import open_media
+from holdfast.notices.signature import new_secret, sign
 from holdfast.record import ExternalMedia
 from holdfast.runtime import Worker, current_session
 from holdfast.runtime.credentials import new_key
@@ -504,6 +506,25 @@ async def publishes(store: Store, text: str) -> None:
     assert (await made["agent"].run("hi")).output
 
 
+async def verifies(store: Store, text: str) -> None:
+    """The receiver accepts every webhook that its page shows, if it is signed, and handles it once."""
+    del store
+    receive, secret = (await run(text, {}))["receive"], new_secret()
+    seen: set[str] = set()
+    bodies = [
+        block.text.encode()
+        for block in fenced()
+        if block.page.name == "notices.md" and block.language == "json"
+    ]
+    for number, body in enumerate(bodies):
+        headers = sign(f"msg-{number}", int(time.time()), body, [secret])
+        assert receive(secret, headers, body, seen) == receive(secret, headers, body, seen) == 204
+        assert (
+            receive(secret, headers, body + b" ", seen) == receive(new_secret(), headers, body, seen) == 401
+        )
+    assert len(seen) == len(bodies) == 7
+
+
 async def conforms(store: Store, text: str) -> None:
     assert " 8 passed" in await run_pytest(store, text, os.devnull, "-k", "comes_back or part")
 
@@ -573,6 +594,7 @@ AMONG: dict[str, Callable[[Store, str], Any]] = {
     "docs/how-to/approvals.md#4": delivers,
     "docs/how-to/media.md#2": makes_media,
     "docs/how-to/media.md#3": publishes,
+    "docs/how-to/notices.md#10": verifies,
     "docs/how-to/record.md#1": searches,
     "docs/how-to/record.md#2": pays,
     "docs/how-to/record.md#3": answers_later,

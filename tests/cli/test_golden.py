@@ -182,12 +182,33 @@ budget list
 budget list --kind owner
 budget remove store
 budget list --name nothing
+subscription list
+subscription create https://example.com/hook --kind waiting --kind failed --agent echo --session s --content
+subscription create https://example.com/ops --kind worker_lost --everyone --owner ops
+subscription create https://example.com --kind finished
+subscription create https://example.com --kind worker_lost
+subscription create http://example.com --kind waiting
+subscription create https://127.0.0.1 --kind waiting
+subscription create https://example.com --kind waiting --session 'no id'
+subscription list
+subscription list --owner ops
+subscription show none
+subscription change none --kind done
+subscription pause none
+subscription resume none
+subscription rotate none
+subscription test none
+subscription delete none
+subscription deliveries none
+subscription deliveries none --state lost
+subscription repeat none none
 workers
 sweep
 """
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.\d]*(Z|\+00:00)?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_SECRET = re.compile(r"whsec_[\w+/=]+")
 _AGO = re.compile(r"active \d+ seconds? ago")
 _CHANGING = {
     **dict.fromkeys(("checkpoints", "messages", "segments"), "<number>"),
@@ -210,7 +231,8 @@ def plain(value: Any) -> Any:
         return [plain(each) for each in cast("list[Any]", value)]
     if not isinstance(value, str):
         return value
-    for pattern, kind in ((_ID, "<id>"), (_TIME, "<time>"), (_DIGEST, "<digest>"), (_AGO, "<time>")):
+    kinds = {_ID: "<id>", _TIME: "<time>", _DIGEST: "<digest>", _AGO: "<time>", _SECRET: "<secret>"}
+    for pattern, kind in kinds.items():
         value = pattern.sub(kind, value)
     return re.sub(
         r"cli:\w+|worker-[\w.:-]+|http://127[\w.:]+|/[\w./-]+/(?=[\w-]+\.(db|ndjson))", "<name>", value

@@ -263,11 +263,14 @@ async def test_a_paused_subscription_sends_nothing_and_continues_when_resumed(st
 
 async def test_a_receiver_that_is_gone_pauses_its_subscription(store: Store, session: str):
     subscription = await subscribe(store)
-    await question(store, session)
+    await store.create_session(agent="scribe", id="t", owner="ada")
+    for about in (session, "t"):
+        await question(store, about)
     await match(store)
-    (delivery,) = await claimed(store, subscription, "c1")
-    gone = Attempt(delivery=delivery, arrived=False, result="410 Gone", retry_in=5)
-    await store.record_attempts(subscription, "c1", [gone], limit=10, gone=True)
+    first, second = await claimed(store, subscription, "c1")
+    gone = Attempt(delivery=first, arrived=False, result="410 Gone", retry_in=5)
+    arrived = Attempt(delivery=second, arrived=True, result="status 200")  # just before
+    await store.record_attempts(subscription, "c1", [gone, arrived], limit=10, gone=gone.result)
     found = await store.subscription(subscription.id)
     assert (found.paused, found.problem) == (True, "410 Gone")
     assert await store.due_subscriptions() == []

@@ -206,13 +206,12 @@ class Client:
         """
         if agent is not None and not isinstance(agent, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise BadInput(problem=f"pass the name of the agent, not a {type(agent).__name__}")
-        given = {"cron": cron, "text": text, "timezone": timezone, "agent": agent, "session_id": session_id}
-        given |= {"title": title, "overlap": overlap, "catch_up": catch_up, "id": id, "owner": owner}
-        body = {"catch_up_limit": catch_up_limit} | {
-            name: value for name, value in given.items() if value is not None
-        }
+        given: dict[str, Any] = {"cron": cron, "text": text, "timezone": timezone, "session_id": session_id}
+        given |= {"agent": agent, "title": title, "overlap": overlap, "catch_up": catch_up, "id": id}
+        given |= {"catch_up_limit": catch_up_limit, "owner": owner}
+        body = {name: value for name, value in given.items() if value is not None}
         created = await self._transport.call(ScheduleInfo, "POST", "/api/schedules", json=body)
-        return ScheduleHandle(self._transport, created.id)
+        return self.schedule(created.id)
 
     def schedule(self, id: str) -> ScheduleHandle:
         """Return a handle on a schedule."""
@@ -238,9 +237,8 @@ class Client:
 
         With `content` they have texts of the session. Only administrators may subscribe to the sessions of `everyone`, or set the `owner`.
         """
-        body: dict[str, Any] = {"url": url, "kinds": list(kinds), "agents": list(agents)}
-        body |= {"sessions": list(sessions), "content": content, "everyone": everyone}
-        body |= {"secret": secret, "owner": owner}
+        given = {"url": url, "content": content, "everyone": everyone, "secret": secret, "owner": owner}
+        body = given | {"kinds": list(kinds), "agents": list(agents), "sessions": list(sessions)}
         return await self._transport.call(SubscriptionSecret, "POST", "/api/subscriptions", json=body)
 
     def subscription(self, id: str) -> SubscriptionHandle:
@@ -327,9 +325,8 @@ class Client:
     async def sweep(self, *, dry_run: bool = False, limit: int = 1000) -> SweepResult:
         """Apply the retention policies to the sessions that are due. For administrators."""
         body = {"dry_run": dry_run, "limit": limit}
-        return await self._transport.call(
-            SweepResult, "POST", "/api/retention/sweep", json=body, is_long=True
-        )
+        path = "/api/retention/sweep"
+        return await self._transport.call(SweepResult, "POST", path, json=body, is_long=True)
 
     async def ready(self) -> Health:
         """Return whether the store is available and has the current schema. Raises an error if not."""

@@ -102,7 +102,7 @@ async def send_due(store: Store, subscription_id: str) -> None:
             claim,
             attempts,
             limit=_DELIVERIES if goes_on else 0,
-            gone=any(result.is_gone for result in results),
+            gone=next((result.error for result in results if result.is_gone), None),
         )
 
 

@@ -134,7 +134,8 @@ def invalid(errors: Iterable[Mapping[str, Any]]) -> BadInput:
     results = list(errors)
     first = results[0]
     if first.get("ctx", {}).get("pattern") == ID_PATTERN:
-        return BadId(what=str(first["loc"][-1]).replace("_", " "), value=str(first["input"])[:200])
+        name = [part for part in first["loc"] if isinstance(part, str)][-1]  # without the position in a list
+        return BadId(what=name.replace("_", " "), value=str(first["input"])[:200])
     problems = [{"where": place_of(each["loc"]), "problem": str(each["msg"])} for each in results][:20]
     message = f"{problems[0]['where']}: {problems[0]['problem']}".encode("utf-8", "replace").decode()
     return BadInput.restore(message, {"problems": problems})

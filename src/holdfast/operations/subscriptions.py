@@ -25,11 +25,16 @@ SubscriptionId = Annotated[Id, Field(description="Id of the subscription.")]
 
 
 async def _own(caller: Caller, subscription_id: str) -> Subscription:
-    """Return a subscription that the caller may see. One of another owner looks like one that does not exist."""
+    """Return a subscription that the caller may see and change. One of another owner looks like one that does not exist.
+
+    One for everyone announces the sessions of all owners, so it also requires an administrator: another token of its owner may be one of a
+    user.
+    """
     subscription = await caller.store.subscription(subscription_id)
-    if caller.principal.owner_filter not in {None, subscription.owner}:
-        raise NotFound(what="subscription", id=subscription_id)
-    return subscription
+    principal = caller.principal
+    if principal.is_admin or (subscription.owner == principal.owner and not subscription.everyone):
+        return subscription
+    raise NotFound(what="subscription", id=subscription_id)
 
 
 def _check(caller: Caller, url: str, kinds: list[NoticeKind], *, everyone: bool) -> None:
@@ -99,7 +104,10 @@ async def list_subscriptions(
     """List subscriptions, in the order of their creation."""
     principal = caller.principal
     page = await caller.store.subscriptions(
-        owner=owner if principal.is_admin else principal.owner, cursor=cursor, limit=limit
+        owner=owner if principal.is_admin else principal.owner,
+        own_only=not principal.is_admin,
+        cursor=cursor,
+        limit=limit,
     )
     return Items[SubscriptionInfo].of(page)
 

@@ -354,7 +354,9 @@ _NOTICES: Final[dict[str, Plain]] = {
         returning="id",
     ),
     "subscription": Read("subscriptions", "id"),
-    "subscriptions": Read("subscriptions", "owner if owner, id > :after", order="id", limit=":limit"),
+    "subscriptions": Read(
+        "subscriptions", "owner if owner, everyone = 0 if own_only, id > :after", order="id", limit=":limit"
+    ),
     "owned_subscriptions": Read("subscriptions", "owner", "id", order="id", limit=":limit"),
     "subscriptions_for_all": Read("subscriptions", "everyone = 1"),
     "subscriptions_of": Read("subscriptions", "owner in :owners"),

@@ -135,18 +135,18 @@ class DeliveryMethods(SubscriptionMethods):
         attempts: Sequence[Attempt],
         *,
         limit: int,
-        gone: bool = False,
+        gone: str | None = None,
     ) -> Tx[list[Delivery]]:
         """Record attempts, and return the next deliveries to send, at most `limit`.
 
-        If there are none, the claim ends. With a limit of 0 it ends in any case. If the receiver is `gone`, the subscription is paused. If
-        the claim was replaced, or the subscription paused, nothing is recorded: the deliveries are sent again.
+        If there are none, the claim ends. With a limit of 0 it ends in any case. If the receiver is `gone`, the subscription is paused for
+        this reason. If the claim was replaced, or the subscription paused, nothing is recorded: the deliveries are sent again.
         """
         if not (yield op("extend_claim", id=subscription.id, claim=claim, lease_us=_LEASE_US)):
             return []
         for attempt in attempts:
             yield from self._record_attempt(attempt)
-        due = (yield from self._due(subscription.id, limit)) if limit and not gone else []
+        due = (yield from self._due(subscription.id, limit)) if limit and gone is None else []
         if not due:
             yield from self._end_claim(subscription, claim, attempts, gone=gone)
         return due
@@ -169,7 +169,7 @@ class DeliveryMethods(SubscriptionMethods):
                 yield op("advance_delivery", id=following["id"])
 
     def _end_claim(
-        self, subscription: Subscription, claim: str, attempts: Sequence[Attempt], *, gone: bool = False
+        self, subscription: Subscription, claim: str, attempts: Sequence[Attempt], *, gone: str | None = None
     ) -> Tx[None]:
         """End a claim. If all of these attempts failed, the next one is made when the first of them is to be repeated."""
         failed = bool(attempts) and not any(attempt.arrived for attempt in attempts)
@@ -184,9 +184,9 @@ class DeliveryMethods(SubscriptionMethods):
             "end_claim",
             id=subscription.id,
             claim=claim,
-            due_at=None if gone else due_at,
-            problem=problem,
-            paused=int(gone),
+            due_at=due_at if gone is None else None,
+            problem=gone or problem,
+            paused=int(gone is not None),
         )
 
     def _due(self, subscription_id: str, limit: int) -> Tx[list[Delivery]]:

@@ -69,11 +69,22 @@ class SubscriptionMethods(Transactions):
 
     @reading
     def subscriptions(
-        self, *, owner: str | None = None, cursor: str | None = None, limit: int = 50
+        self,
+        *,
+        owner: str | None = None,
+        own_only: bool = False,
+        cursor: str | None = None,
+        limit: int = 50,
     ) -> Tx[Page[Subscription]]:
-        """List subscriptions, in the order of their creation."""
+        """List subscriptions, in the order of their creation; with `own_only` without those for the sessions of all owners."""
         (after,) = from_cursor(cursor, str)
-        rows = yield op("subscriptions", owner=owner, after=after or "", limit=page_limit(limit))
+        rows = yield op(
+            "subscriptions",
+            owner=owner,
+            own_only=own_only or None,
+            after=after or "",
+            limit=page_limit(limit),
+        )
         return to_page(rows, limit, [to_subscription(row) for row in rows], "id")
 
     async def change_subscription(

@@ -67,6 +67,7 @@ export const post = (path, body = {}) => request("POST", path, body);
 
 const session = (id) => `/api/sessions/${encodeURIComponent(id)}`;
 const schedule = (id) => `/api/schedules/${encodeURIComponent(id)}`;
+const subscription = (id) => `/api/subscriptions/${encodeURIComponent(id)}`;
 const run = (id) => `/api/runs/${encodeURIComponent(id)}`;
 
 export const me = () => get("/api/me");
@@ -77,6 +78,18 @@ export const workers = () => get("/api/workers");
 export const schedules = () => all("/api/schedules?limit=200");
 export const changeSchedule = (id, change) => request("PATCH", schedule(id), change);
 export const runSchedule = (id) => post(`${schedule(id)}/run`);
+export const subscriptions = () => all("/api/subscriptions?limit=200");
+export const createSubscription = (terms) => post("/api/subscriptions", terms);
+export const changeSubscription = (id, change) => request("PATCH", subscription(id), change);
+export const deleteSubscription = (id) => request("DELETE", subscription(id));
+export const rotateSecret = (id) => post(`${subscription(id)}/secret`);
+export const testSubscription = (id) => request("POST", `${subscription(id)}/test`);
+export const repeatDelivery = (id, delivery) => request("POST", `${subscription(id)}/deliveries/${encodeURIComponent(delivery)}/repeat`);
+export function deliveries(id, state, cursor = null) {
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries({ state, cursor })) if (value) query.set(name, value);
+  return get(`${subscription(id)}/deliveries?${query}`);
+}
 export function usage(group, first, limit) {
   const query = new URLSearchParams({ by: group, limit });
   if (first) query.set("first", first);

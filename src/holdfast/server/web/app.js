@@ -2,6 +2,8 @@
 import { html, render, useEffect, useState } from "./preact.js";
 import * as api from "./api.js";
 import { Inbox } from "./inbox.js";
+import { Notices } from "./notices.js";
+import { useNotifications } from "./notifications.js";
 import { Schedules } from "./schedules.js";
 import { Usage } from "./usage.js";
 import { Session } from "./session.js";
@@ -23,7 +25,7 @@ function place() {
   if (name === "s" && ID.test(id)) {
     return { name, id, view: ["timeline", "tool-calls", "retention"].includes(view) ? view : "", call: view === "call" ? decoded(rest) : null };
   }
-  return { name: ["inbox", "schedules", "usage", "workers", "sign-in"].includes(name) ? name : "", view: id };
+  return { name: ["inbox", "schedules", "notices", "usage", "workers", "sign-in"].includes(name) ? name : "", view: id };
 }
 
 function decoded(text) {
@@ -128,6 +130,7 @@ function App() {
   const [why, setWhy] = useState(here.name === "sign-in" ? here.view : null);
   const [trouble, setTrouble] = useState(null);
   const waiting = useWaiting(out ? null : me, current);
+  const notifications = useNotifications(out ? null : me);
 
   useEffect(() => {
     const onHash = () => setHere(place());
@@ -183,6 +186,7 @@ function App() {
         <nav aria-label="Pages">
           <a href="#/inbox" aria-current=${here.name === "inbox" ? "page" : undefined}>Inbox${waiting && html` <span class="number">${waiting}</span>`}</a>
           <a href="#/schedules" aria-current=${here.name === "schedules" ? "page" : undefined}>Schedules</a>
+          <a href="#/notices" aria-current=${here.name === "notices" ? "page" : undefined}>Notices</a>
           <a href="#/usage" aria-current=${here.name === "usage" ? "page" : undefined}>Usage</a>
           <a href="#/workers" aria-current=${here.name === "workers" ? "page" : undefined}>Workers</a>
         </nav>
@@ -194,6 +198,7 @@ function App() {
       ${here.name === "s" && html`<${Session} id=${here.id} view=${here.view} call=${here.call} me=${me} onDetail=${setCurrent} />`}
       ${here.name === "inbox" && html`<${Inbox} />`}
       ${here.name === "schedules" && html`<${Schedules} />`}
+      ${here.name === "notices" && html`<${Notices} chosen=${here.view} me=${me} notifications=${notifications} />`}
       ${here.name === "usage" && html`<${Usage} view=${here.view} me=${me} />`}
       ${here.name === "workers" && html`<${Workers} agents=${me.agents} />`}
       ${here.name === "" && html`<${Welcome} demo=${me.demo} />`}

@@ -52,7 +52,7 @@ function Form({ onSet }) {
       setProblem(error.message);
     }
   };
-  return html`<form class="budget" aria-label="Set a budget" onSubmit=${set}>
+  return html`<form class="setting" aria-label="Set a budget" onSubmit=${set}>
     <h3>Set a budget</h3>
     <div class="row">
       <label>For <select value=${per} onChange=${(event) => setPer(event.target.value)}>
