@@ -240,7 +240,7 @@ export interface DeliveryInfo {
   session_id: string;
   /** The number of the event that it announces. */
   seq: number;
-  kind: "waiting" | "done" | "failed" | "given_up" | "budget_reached" | "worker_lost" | "test";
+  kind: "waiting" | "done" | "failed" | "given_up" | "budget_reached" | "retention_due" | "worker_lost" | "test";
   /** The time of the event. */
   at: string;
   state: "pending" | "delivered" | "undeliverable";
@@ -631,7 +631,7 @@ export interface NewSubscription {
   /** The https URL of your webhook. */
   url: string;
   /** The kinds of notices to send. `worker_lost` requires `everyone`. */
-  kinds: Array<"waiting" | "done" | "failed" | "given_up" | "budget_reached" | "worker_lost">;
+  kinds: Array<"waiting" | "done" | "failed" | "given_up" | "budget_reached" | "retention_due" | "worker_lost">;
   /** Only sessions of these agents; by default of all. */
   agents?: Array<string>;
   /** Only these sessions; by default all. */
@@ -998,7 +998,7 @@ export interface SubscriptionChange {
   /** The https URL of your webhook. */
   url?: string | null;
   /** The kinds of notices to send. `worker_lost` requires `everyone`. */
-  kinds?: Array<"waiting" | "done" | "failed" | "given_up" | "budget_reached" | "worker_lost"> | null;
+  kinds?: Array<"waiting" | "done" | "failed" | "given_up" | "budget_reached" | "retention_due" | "worker_lost"> | null;
   /** Only sessions of these agents; by default of all. */
   agents?: Array<string> | null;
   /** Only these sessions; by default all. */
@@ -1016,7 +1016,7 @@ export interface SubscriptionInfo {
   /** Whether it applies to the sessions of all owners. */
   everyone: boolean;
   url: string;
-  kinds: Array<"waiting" | "done" | "failed" | "given_up" | "budget_reached" | "worker_lost">;
+  kinds: Array<"waiting" | "done" | "failed" | "given_up" | "budget_reached" | "retention_due" | "worker_lost">;
   agents: Array<string>;
   sessions: Array<string>;
   content: boolean;
@@ -1033,7 +1033,7 @@ export interface SubscriptionSecret {
   /** Whether it applies to the sessions of all owners. */
   everyone: boolean;
   url: string;
-  kinds: Array<"waiting" | "done" | "failed" | "given_up" | "budget_reached" | "worker_lost">;
+  kinds: Array<"waiting" | "done" | "failed" | "given_up" | "budget_reached" | "retention_due" | "worker_lost">;
   agents: Array<string>;
   sessions: Array<string>;
   content: boolean;

@@ -12,6 +12,7 @@ const KINDS = {
   failed: "A turn failed",
   given_up: "A turn was given up after several attempts",
   budget_reached: "A session waits for a budget",
+  retention_due: "Retention will delete a session",
   worker_lost: "A worker was lost",
 };
 
