@@ -34,7 +34,8 @@ from holdfast.client.stream import journal, read
 from holdfast.client.transport import Transport
 from holdfast.client.turn import TurnHandle, no_output
 from holdfast.errors import Conflict
-from holdfast.ids import check_id, check_time
+from holdfast.ids import check_choice, check_id, check_time
+from holdfast.priority import PRIORITIES, Priority
 from holdfast.types import SubmissionState, WhenBusy
 
 if TYPE_CHECKING:
@@ -88,16 +89,19 @@ class SessionHandle(Generic[T]):
         when_busy: WhenBusy = "queue",
         idempotency_key: str | None = None,
         deliver_at: datetime | None = None,
+        priority: Priority = "normal",
     ) -> TurnHandle[T]:
         """Send a message: text, or Pydantic AI user content. When this returns, the message is durable.
 
         If a turn is running, `when_busy` determines whether to `queue` the message, `steer` or `interrupt` the running turn with
         it, or `reject` it. A second message with the same `idempotency_key` is not queued; the first one is returned.
-        The turn does not start before `deliver_at`.
+        The turn does not start before `deliver_at`. If sessions of its owner have to wait, those with a higher `priority` start first.
         """
         body: dict[str, Any] = {"when_busy": when_busy, "idempotency_key": idempotency_key}
         if deliver_at is not None:
             body["deliver_at"] = check_time(deliver_at, "deliver_at").isoformat()
+        if priority != "normal":
+            body["priority"] = check_choice(priority, PRIORITIES, "priority")
         if isinstance(content, str):
             body["text"] = content
         else:
