@@ -68,13 +68,13 @@ class SessionRunner:
         histories: LargeHistories | None = None,
         store_failures: Counter[str] | None = None,
         begun: Callable[[], None] = lambda: None,
-        yields: Callable[[], bool] = lambda: False,
     ) -> None:
         self._store = store
         self._store_failures = Counter[str]() if store_failures is None else store_failures
         self._histories = histories or LargeHistories()
         self.begun = begun
-        self._yields = yields
+        self.yields: Callable[[], bool] = lambda: False
+        """Returns whether the worker has no place for another session."""
         self._work = work
         self._lease = work.lease
         self._leased = LeasedSession(store, work.lease, agents)
@@ -134,7 +134,7 @@ class SessionRunner:
                 self.unfinished = None
                 self._store_failures.pop(self._session_id, None)
             session = submission = None  # only valid for the first submission
-            if self._yields():
+            if self.yields():
                 return  # others may wait for a place on this worker: the session continues when it is its turn
 
     @property
@@ -191,7 +191,7 @@ class SessionRunner:
             session,
             submission,
             fresh=self._work.fresh and is_first,
-            last=self._left == 0 or self._yields(),
+            last=self._left == 0 or self.yields(),
             take_steered=self._urgent.take_steered,
             begun=self.begun,
             budgeted=self._work.budgeted or not is_first,  # they may have been set since the claim

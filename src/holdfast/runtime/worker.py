@@ -199,8 +199,8 @@ class Worker:
             histories=self._histories,
             store_failures=self._store_failures,
             begun=self._pace.begin(),
-            yields=lambda: len(self._running) >= self._concurrency,
         )
+        runner.yields = lambda: len(self._running) >= self._concurrency
         task = asyncio.create_task(self._serve(runner, lease), name=f"session {lease.session_id}")
         self._running[runner] = task
         self.counters["claimed"] += 1

@@ -12,10 +12,10 @@ SELECT
 --[sqlite]     FROM json_each(:agents) AS a   --? agents
 --[postgres]     FROM unnest(CAST(:agents AS text[])) AS a(value)   --? agents
 --[sqlite]     UNION ALL SELECT (   --? agents
---[sqlite]       SELECT h.ready_at FROM heads h WHERE h.ready_at IS NOT NULL AND h.agent = a.value AND h.place >= 0 LIMIT 1)   --? agents
+--[sqlite]       SELECT h.ready_at FROM heads h WHERE h.ready_at IS NOT NULL AND h.agent = a.value AND h.place > -1 LIMIT 1)   --? agents
 --[sqlite]     FROM json_each(:agents) AS a   --? agents
 --[postgres]     UNION ALL SELECT (   --? agents
---[postgres]       SELECT h.ready_at FROM heads h WHERE h.ready_at IS NOT NULL AND h.agent = a.value AND h.place >= 0 LIMIT 1)   --? agents
+--[postgres]       SELECT h.ready_at FROM heads h WHERE h.ready_at IS NOT NULL AND h.agent = a.value AND h.place > -1 LIMIT 1)   --? agents
 --[postgres]     FROM unnest(CAST(:agents AS text[])) AS a(value)   --? agents
     ) AS first) - now_us() AS ready_in,
   EXISTS (SELECT 1 FROM holders WHERE id = :holder AND deadline > now_us()) AS live;
@@ -30,7 +30,7 @@ SELECT
 --[sqlite]   WHERE h.session_id IN (
 --[sqlite]     SELECT r.session_id FROM heads r WHERE r.agent = a.value AND r.ready_at <= now_us()
 --[sqlite]       AND r.place IS NULL   --? due
---[sqlite]       AND r.place >= 0      --? placed
+--[sqlite]       AND r.place > -1     --? placed
 --[sqlite]     ORDER BY r.place, r.ready_at LIMIT :limit))
 --[postgres] WITH tried AS MATERIALIZED (SELECT pg_advisory_xact_lock(hashtextextended(:tenure, 0))),
 --[postgres] ready AS MATERIALIZED (SELECT session_id FROM (
@@ -38,7 +38,7 @@ SELECT
 --[postgres]   FROM unnest(CAST(:agents AS text[])) WITH ORDINALITY AS a(value, turn) CROSS JOIN LATERAL (
 --[postgres]     SELECT r.session_id, r.place, r.ready_at FROM heads r WHERE r.agent = a.value AND r.ready_at <= (SELECT now_us())
 --[postgres]       AND r.place IS NULL   --? due
---[postgres]       AND r.place >= 0      --? placed
+--[postgres]       AND r.place > -1     --? placed
 --[postgres]     ORDER BY r.place, r.ready_at LIMIT :limit FOR UPDATE SKIP LOCKED) AS h)  AS first
   ORDER BY nth, turn
   LIMIT :limit
