@@ -17,7 +17,7 @@ async def test_values_that_are_not_json_are_refused(hf: Client):
             await session.signal("paid", data)
     with pytest.raises(BadInput, match="deliver_at must be a datetime with a time zone"):
         await session.send("later", deliver_at=cast("Any", "2036-01-01T00:00:00Z"))
-    with pytest.raises(BadInput, match="priority.*'low', 'normal' or 'high'"):
+    with pytest.raises(BadInput, match=r"priority.*'low', 'normal' or 'high'"):
         await session.send("now", priority=cast("Any", "urgent"))
 
 

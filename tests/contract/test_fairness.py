@@ -134,7 +134,7 @@ async def test_a_session_that_a_dead_holder_left_is_in_line_again(store: Store):
 
 async def test_sleepers_line_up_when_they_are_due(store: Store):
     holder = await store.join("test", ttl=60)
-    at = await store.now() + timedelta(seconds=0.5)
+    at = await store.now() + timedelta(seconds=4)
     await ready(store, "asleep", 2, deliver_at=at)
     await ready(store, "tomorrow", 3, deliver_at=at + timedelta(days=1))
     await ready(store, "busy", 8)
