@@ -118,6 +118,7 @@ bench: .venv/ready ## every claim about speed, measured side by side
 	$(BIN)/python -m benchmarks.runtime
 	$(BIN)/python -m benchmarks.steps
 	$(BIN)/python -m benchmarks.time
+	$(BIN)/python -m benchmarks.fairness
 	$(BIN)/python -m benchmarks.retention
 	$(BIN)/python -m benchmarks.stream
 	$(BIN)/python -m benchmarks.start

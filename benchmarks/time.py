@@ -235,7 +235,7 @@ def _traced() -> float:
 
 
 @asynccontextmanager
-async def _engines() -> AsyncGenerator[dict[str, NewUrl], None]:
+async def engines_to_measure() -> AsyncGenerator[dict[str, NewUrl], None]:
     with (
         tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder,
         postgres() as server,
@@ -262,7 +262,7 @@ async def _engines() -> AsyncGenerator[dict[str, NewUrl], None]:
 
 async def measure(scale: Scale) -> int:
     report = Report("time")
-    async with _engines() as engines:
+    async with engines_to_measure() as engines:
         for name, new_url in engines.items():
             progress(name)
             await _lateness(report, name, await new_url(), scale)

@@ -168,6 +168,13 @@ class Settings(BaseSettings):
     max_sessions: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
         None, description="How many sessions one owner may have that are not cleaned."
     )
+    max_running_per_owner: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        description="How many sessions of one owner all workers together run at once. Further ones wait, and delay no other owner.",
+    )
+    max_running_per_agent: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="How many sessions of one agent all workers together run at once."
+    )
     retention_min_idle_days: Annotated[float, Field(ge=0)] = Field(
         7.0,
         description="Cleaning a session that was active within this many days requires an administrator; erasing it, an administrator or the scope `delete`.",

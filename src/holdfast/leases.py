@@ -48,6 +48,10 @@ async def why_waiting(store: Store, session: Session) -> str | None:
         now = await store.now()
         alive = [holder for holder in await store.holders() if holder.deadline > now]
         return no_worker(session.agent, {agent for holder in alive for agent in holder.agents})
+    if session.waiting_for == "limit":
+        most = store.settings.max_running_per_owner
+        allowed = "many" if most is None else str(most)
+        return f"Its owner runs as many sessions as allowed ({allowed}). It starts when one of them ends, or with a higher max_running_per_owner."
     if session.waiting_for == "resume":
         return (
             "The process of its last run ended before the run did. Send the next message, or resume the run:"

@@ -10,6 +10,7 @@ from holdfast.commands import COMMAND_STATES
 from holdfast.errors import BadText
 from holdfast.ids import check_choice, check_id, check_name, check_run_id, check_text, check_title
 from holdfast.jsontext import parse_json, parse_object
+from holdfast.priority import PRIORITIES
 from holdfast.schedules import CATCH_UPS, OVERLAPS
 from holdfast.types import (
     CHECKPOINT_KINDS,
@@ -174,9 +175,10 @@ TABLES: Final = (
         _columns(
             "session_id id, position count, id id, kind name, lane text, when_busy text, payload json,"
             " idempotency_key name?, state text, attempts count, reason text?, run_id run?, created_at time,"
-            " started_at time?, ended_at time?, trace name?, deliver_at time?",
+            " started_at time?, ended_at time?, trace name?, deliver_at time?, priority text",
             lane=LANES,
             when_busy=WHEN_BUSY,
+            priority=PRIORITIES,
             state=SUBMISSION_STATES,
         ),
         unique="id",

@@ -1,7 +1,6 @@
 """The data types that every layer uses, independent of any engine.
 
-JSON content (`payload`, `body`, `result`, `metadata`) is a `Json`: the exact text that was serialized. It is
-stored and returned unchanged, and never parsed and serialized again.
+JSON content (`payload`, `body`, `result`, `metadata`) is a `Json`: the exact text, stored and returned unchanged, never serialized again.
 """
 
 import re
@@ -11,6 +10,7 @@ from datetime import datetime
 from typing import Generic, Literal, TypeAlias, TypeVar, get_args
 
 from holdfast.budgets import Account
+from holdfast.priority import Priority
 from holdfast.usage import Usage
 
 Json: TypeAlias = str
@@ -64,9 +64,9 @@ class Page(Generic[T]):
 class Session:
     """One conversation with one agent, owned by one principal.
 
-    A `waiting` session waits for a person. A `sleeping` one waits only for times, signals and budgets. `waiting_for` names them. It is `worker` if no live worker serves the session's agent, and
-    `resume` if the process of its last run ended before the run did and no queued submission would continue it.
-
+    A `waiting` session waits for a person. A `sleeping` one waits only for times, signals and budgets. `waiting_for` names them. It is
+    `worker` if no live worker serves the session's agent, `limit` if its owner runs as many sessions as allowed, and `resume` if the process
+    of its last run ended before the run did and no queued submission would continue it.
     A `failed` session is an idle one whose last turn failed, for the reason in `error`. The next turn replaces this outcome.
     """
 
@@ -96,10 +96,9 @@ class Session:
 class RetentionState:
     """The facts about a session that decide whether retention may delete it. `archive` is the SHA-256 of its archive.
 
-    `holder` is the other process that holds it now, `behind` names the consumers whose cursors have not reached `seq`,
-    `awaited_by` is the session above that of a delegate whose turn has not ended,
-    `commands` is the number of running shell commands, `idle` is in seconds. `cleaned_at` is when the deletion of its content
-    began, `rehydrated_at` when it was last restored from an archive, and `now` is the store's current time.
+    `holder` is the other process that holds it now, `behind` names the consumers whose cursors have not reached `seq`, `awaited_by` is the
+    session above that of a delegate whose turn has not ended, `commands` is the number of running shell commands, `idle` is in seconds.
+    `cleaned_at` is when the deletion of its content began, `rehydrated_at` when it was last restored, and `now` is the store's current time.
     """
 
     session_id: str
@@ -149,7 +148,7 @@ class Submission:
     """A request to a session. `position` is its place in the queue and the seq of its queued event.
 
     `trace` is the trace context of the submitter, as a `traceparent`. `deliver_at` is the time before which it does not start; while it
-    waits, the time at which its turn continues without an answer.
+    waits, the time at which its turn continues without an answer. `priority` orders the sessions of its owner.
     """
 
     id: str
@@ -169,6 +168,7 @@ class Submission:
     ended_at: datetime | None
     trace: str | None = None
     deliver_at: datetime | None = None
+    priority: Priority = "normal"
 
 
 def state_text(state: str) -> str:
@@ -417,10 +417,10 @@ class Holder:
 class Lease:
     """The right to write to a session. `epoch` is the fencing token.
 
-    Not frozen. `writes` counts the batches written under it, so that a batch whose response was lost is recognized
-    when it is sent again. `seq` is the last event number that the holder has seen. `number` and `runs` are the session's number and the
-    runs with a number, on engines that store these instead of ids, as far as they are known. `lost` is set once a write was
-    refused or its outcome could not be determined, and, with `released`, once the session was released.
+    Not frozen. `writes` counts the batches written under it, so that a batch whose response was lost is recognized when it is sent again.
+    `seq` is the last event number that the holder has seen. `number` and `runs` are the session's number and the runs with a number, on
+    engines that store these instead of ids, as far as they are known. `lost` is set once a write was refused or its outcome is unknown, and,
+    with `released`, once the session was released.
     """
 
     session_id: str

@@ -102,7 +102,7 @@ def test_check_names_what_is_broken(tmp_path: Path):
     holdfast("db", "upgrade", folder=tmp_path)
     connection = sqlite3.connect(tmp_path / "holdfast.db")
     connection.execute(
-        "INSERT INTO heads (session_id, number, agent, epoch, seq, writes, written) VALUES ('ghost', 99, 'bot', 0, 0, 0, 0)"
+        "INSERT INTO heads (session_id, number, agent, owner, epoch, seq, writes, written) VALUES ('ghost', 99, 'bot', 'you', 0, 0, 0, 0)"
     )
     connection.commit()
     connection.close()

@@ -148,3 +148,21 @@ def test_a_failed_session_with_a_message_for_later_is_listed_and_shows_how_to_re
     shown = CliRunner().invoke(app, ["sessions", "show", "broken", "--store", url]).stdout
     assert "retry       holdfast retry broken" in shown
     assert "no model today" in next(line for line in shown.splitlines() if line.startswith("last turn"))
+
+
+async def migrated(url: str) -> None:
+    async with connect(url):
+        pass
+
+
+def test_a_message_is_sent_with_a_priority(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/store.db"
+    asyncio.run(migrated(url))
+    send = ["send", "s", "hello", "--agent", "nobody", "--store", url, "--priority"]
+    sent = CliRunner().invoke(app, [*send, "low", "--json"])
+    assert '"priority": "low"' in sent.stdout, (sent.stdout, sent.exception)
+    refused = CliRunner().invoke(app, [*send, "urgent"])
+    assert refused.exit_code != 0
+    assert "'urgent' is not a valid value for --priority; use one of low, normal, high" in str(
+        refused.exception or refused.output
+    )

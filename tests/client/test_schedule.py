@@ -17,6 +17,15 @@ async def test_values_that_are_not_json_are_refused(hf: Client):
             await session.signal("paid", data)
     with pytest.raises(BadInput, match="deliver_at must be a datetime with a time zone"):
         await session.send("later", deliver_at=cast("Any", "2036-01-01T00:00:00Z"))
+    with pytest.raises(BadInput, match=r"priority.*'low', 'normal' or 'high'"):
+        await session.send("now", priority=cast("Any", "urgent"))
+
+
+async def test_a_message_has_a_priority(hf: Client):
+    session = await hf.session("urgent", agent="nobody")
+    assert (await session.send("now", priority="high")).accepted.priority == "high"
+    await session.send("whenever")
+    assert [each.priority async for each in session.submissions()] == ["high", "normal"]
 
 
 async def test_a_schedule_runs_its_agent(hf: Client):

@@ -30,8 +30,8 @@ def test_an_optional_item_is_omitted_unless_its_parameter_is_given():
         "SELECT consumer, seq, at FROM cursors WHERE session_id = :session_id ORDER BY consumer LIMIT :limit"
     )
     assert "AND consumer > :after ORDER BY" in _words("cursors", "after")
-    assert "deliver_at FROM" in _words("submissions")
-    assert "deliver_at , payload FROM" in _words("submissions", "payloads")
+    assert "priority FROM" in _words("submissions")
+    assert "priority , payload FROM" in _words("submissions", "payloads")
     assert _words("blob_references", "sha256").startswith(
         "SELECT session_id, sha256 FROM blob_references WHERE TRUE AND sha256 = :sha256 ORDER"
     )

@@ -212,8 +212,8 @@ async def test_settings_that_work_against_the_store_are_listed(store: Store):
 
 _SESSIONS = 50_000
 _FILL = """
-INSERT INTO heads (session_id, agent, epoch, seq, writes, written, ready_at)
-  SELECT 's' || lpad(n::text, 9, '0'), 'agent', 1, 1, 1, 1, 2000000000000000 FROM generate_series(1, $1) AS n;
+INSERT INTO heads (session_id, agent, owner, epoch, seq, writes, written, ready_at)
+  SELECT 's' || lpad(n::text, 9, '0'), 'agent', 'you', 1, 1, 1, 1, 2000000000000000 FROM generate_series(1, $1) AS n;
 INSERT INTO sessions (id, agent, owner, title, title_folded, status, hold, metadata, created_at, active_at)
   SELECT session_id, agent, 'you', '', '', 'idle', 0, '{}', number, number FROM heads;
 INSERT INTO submissions (session_id, position, id, kind, lane, when_busy, payload, state, attempts, created_at, deliver_at)

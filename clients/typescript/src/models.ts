@@ -209,6 +209,8 @@ export interface ContentMessage {
   idempotency_key?: string | null;
   /** The time from which a worker may start it, with a time zone; by default now. At most ten years ahead. */
   deliver_at?: string | null;
+  /** The order among the sessions of an owner if they have to wait. A session has the highest priority of its pending submissions. */
+  priority?: "low" | "normal" | "high";
   kind?: "message";
   /** The parts of the message. */
   content: Array<string | PlainTextPart | TextContentPart | FilePart | BinaryPart | CachePart>;
@@ -333,6 +335,8 @@ export interface Fork {
   idempotency_key?: string | null;
   /** The time from which a worker may start it, with a time zone; by default now. At most ten years ahead. */
   deliver_at?: string | null;
+  /** The order among the sessions of an owner if they have to wait. A session has the highest priority of its pending submissions. */
+  priority?: "low" | "normal" | "high";
   kind: "fork";
   /** The checkpoint to copy; by default the latest. */
   checkpoint_id?: string | null;
@@ -362,6 +366,8 @@ export interface HistoryCommand {
   idempotency_key?: string | null;
   /** The time from which a worker may start it, with a time zone; by default now. At most ten years ahead. */
   deliver_at?: string | null;
+  /** The order among the sessions of an owner if they have to wait. A session has the highest priority of its pending submissions. */
+  priority?: "low" | "normal" | "high";
   kind: "undo" | "compact" | "shutdown";
 }
 
@@ -385,7 +391,7 @@ export interface InboxItem {
   owner: string;
   title: string;
   status: "idle" | "queued" | "running" | "waiting" | "sleeping" | "cleaning" | "cleaned" | "moved" | "failed";
-  /** The tool calls that wait for an answer; `worker`: no live worker serves the agent; `resume`: the last run ended with its process. */
+  /** The tool calls that wait for an answer; `worker`: no live worker serves the agent; `limit`: the owner runs as many sessions as allowed; `resume`: the last run ended with its process. */
   waiting_for: string | null;
   /** The reason why the last turn failed, if the status is `failed`. At most 1,000 characters. */
   error?: string | null;
@@ -402,7 +408,7 @@ export interface InboxItem {
   /** The session that delegated to this one. */
   parent_id: string | null;
   metadata: Record<string, unknown>;
-  /** The reason why no worker continues the session, and the remedy, if `waiting_for` is `worker` or `resume`. */
+  /** The reason why no worker continues the session, and the remedy, if `waiting_for` is `worker`, `limit` or `resume`. */
   problem?: string | null;
   approvals?: Array<ApprovalRequest>;
   /** The tool calls whose outcome is unknown. */
@@ -721,6 +727,8 @@ export interface RetryTurn {
   idempotency_key?: string | null;
   /** The time from which a worker may start it, with a time zone; by default now. At most ten years ahead. */
   deliver_at?: string | null;
+  /** The order among the sessions of an owner if they have to wait. A session has the highest priority of its pending submissions. */
+  priority?: "low" | "normal" | "high";
   kind: "retry";
   /** The turn to continue. */
   submission_id: string;
@@ -736,6 +744,8 @@ export interface Rewind {
   idempotency_key?: string | null;
   /** The time from which a worker may start it, with a time zone; by default now. At most ten years ahead. */
   deliver_at?: string | null;
+  /** The order among the sessions of an owner if they have to wait. A session has the highest priority of its pending submissions. */
+  priority?: "low" | "normal" | "high";
   kind: "rewind";
   /** The checkpoint to continue from. */
   checkpoint_id: string;
@@ -865,7 +875,7 @@ export interface SessionDetail {
   owner: string;
   title: string;
   status: "idle" | "queued" | "running" | "waiting" | "sleeping" | "cleaning" | "cleaned" | "moved" | "failed";
-  /** The tool calls that wait for an answer; `worker`: no live worker serves the agent; `resume`: the last run ended with its process. */
+  /** The tool calls that wait for an answer; `worker`: no live worker serves the agent; `limit`: the owner runs as many sessions as allowed; `resume`: the last run ended with its process. */
   waiting_for: string | null;
   /** The reason why the last turn failed, if the status is `failed`. At most 1,000 characters. */
   error?: string | null;
@@ -882,7 +892,7 @@ export interface SessionDetail {
   /** The session that delegated to this one. */
   parent_id: string | null;
   metadata: Record<string, unknown>;
-  /** The reason why no worker continues the session, and the remedy, if `waiting_for` is `worker` or `resume`. */
+  /** The reason why no worker continues the session, and the remedy, if `waiting_for` is `worker`, `limit` or `resume`. */
   problem?: string | null;
   approvals?: Array<ApprovalRequest>;
 }
@@ -894,7 +904,7 @@ export interface SessionInfo {
   owner: string;
   title: string;
   status: "idle" | "queued" | "running" | "waiting" | "sleeping" | "cleaning" | "cleaned" | "moved" | "failed";
-  /** The tool calls that wait for an answer; `worker`: no live worker serves the agent; `resume`: the last run ended with its process. */
+  /** The tool calls that wait for an answer; `worker`: no live worker serves the agent; `limit`: the owner runs as many sessions as allowed; `resume`: the last run ended with its process. */
   waiting_for: string | null;
   /** The reason why the last turn failed, if the status is `failed`. At most 1,000 characters. */
   error?: string | null;
@@ -960,6 +970,8 @@ export interface SubmissionDetail {
   ended_at: string | null;
   /** The time before which it does not start. While its turn waits: when the turn continues without an answer. */
   deliver_at?: string | null;
+  /** The order among the sessions of its owner. */
+  priority?: "low" | "normal" | "high";
   /** The submitted content. Lists include it only with `payloads`. */
   payload?: unknown;
 }
@@ -991,6 +1003,8 @@ export interface SubmissionInfo {
   ended_at: string | null;
   /** The time before which it does not start. While its turn waits: when the turn continues without an answer. */
   deliver_at?: string | null;
+  /** The order among the sessions of its owner. */
+  priority?: "low" | "normal" | "high";
 }
 
 /** The changes to a subscription. Other fields stay as they are. */
@@ -1094,6 +1108,8 @@ export interface TextMessage {
   idempotency_key?: string | null;
   /** The time from which a worker may start it, with a time zone; by default now. At most ten years ahead. */
   deliver_at?: string | null;
+  /** The order among the sessions of an owner if they have to wait. A session has the highest priority of its pending submissions. */
+  priority?: "low" | "normal" | "high";
   kind?: "message";
   /** The text of the message. */
   text: string;

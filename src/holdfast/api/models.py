@@ -131,8 +131,8 @@ class SessionInfo(ResponseBody):
     title: str
     status: Status
     waiting_for: str | None = Field(
-        description="The tool calls that wait for an answer; `worker`: no live worker serves the agent; `resume`: the last run ended"
-        " with its process."
+        description="The tool calls that wait for an answer; `worker`: no live worker serves the agent; `limit`: the owner"
+        " runs as many sessions as allowed; `resume`: the last run ended with its process."
     )
     error: str | None = Field(
         None,
@@ -155,7 +155,7 @@ class SessionDetail(SessionInfo):
 
     problem: str | None = Field(
         None,
-        description="The reason why no worker continues the session, and the remedy, if `waiting_for` is `worker` or `resume`.",
+        description="The reason why no worker continues the session, and the remedy, if `waiting_for` is `worker`, `limit` or `resume`.",
     )
     approvals: list[ApprovalRequest] = Field(default_factory=list[ApprovalRequest])
 

@@ -14,6 +14,7 @@ from pydantic import (
 
 from holdfast.api.models import Id, Name, RequestBody, ResponseBody, StoredJson
 from holdfast.content import Content
+from holdfast.priority import Priority
 from holdfast.types import (
     SubmissionState,
     WhenBusy,
@@ -33,6 +34,10 @@ class _Submitted(RequestBody):
     deliver_at: AwareDatetime | None = Field(
         None,
         description="The time from which a worker may start it, with a time zone; by default now. At most ten years ahead.",
+    )
+    priority: Priority = Field(
+        "normal",
+        description="The order among the sessions of an owner if they have to wait. A session has the highest priority of its pending submissions.",
     )
 
 
@@ -272,6 +277,7 @@ class SubmissionInfo(ResponseBody):
         None,
         description="The time before which it does not start. While its turn waits: when the turn continues without an answer.",
     )
+    priority: Priority = Field("normal", description="The order among the sessions of its owner.")
 
 
 class SubmissionDetail(SubmissionInfo):

@@ -17,6 +17,7 @@ from holdfast.cli.options import AsJson, ServerUrl, SessionId, StoreUrl, connect
 from holdfast.cli.terminal import echo, new_console, print_json, record, time_text
 from holdfast.errors import ApprovalNeeded, BadInput, Conflict, TurnFailed
 from holdfast.ids import check_choice
+from holdfast.priority import PRIORITIES, Priority
 from holdfast.types import WHEN_BUSY, WhenBusy, state_text
 
 if TYPE_CHECKING:
@@ -62,6 +63,9 @@ def send(
         str | None,
         typer.Option(metavar="TIME", help="Start not before this time, such as 2026-12-24T18:00:00+01:00."),
     ] = None,
+    priority: Annotated[
+        str, typer.Option(help="low, normal or high: the order among sessions of the same owner that wait.")
+    ] = "normal",
     wait: WaitForAnswer = False,
     timeout: Timeout = None,
     as_json: AsJson = False,
@@ -77,6 +81,7 @@ def send(
         holdfast send s1 "Good morning." --at 2026-12-24T08:00:00Z
     """
     check_choice(when_busy, WHEN_BUSY, "value for --when-busy")
+    check_choice(priority, PRIORITIES, "value for --priority")
     message = sys.stdin.read() if text == "-" else text
     deliver_at = None if at is None else _time(at)
 
@@ -88,6 +93,7 @@ def send(
                 when_busy=cast("WhenBusy", when_busy),
                 idempotency_key=key,
                 deliver_at=deliver_at,
+                priority=cast("Priority", priority),
             )
             return await answered(client, sent, timeout, wait=wait)
 

@@ -35,6 +35,7 @@ from holdfast.client.transport import Transport
 from holdfast.client.turn import TurnHandle, no_output
 from holdfast.errors import Conflict
 from holdfast.ids import check_id, check_time
+from holdfast.priority import Priority
 from holdfast.types import SubmissionState, WhenBusy
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ class SessionHandle(Generic[T]):
         self, *, title: str | None = None, hold: bool | None = None, metadata: dict[str, Any] | None = None
     ) -> SessionInfo:
         """Change the title or metadata, or put the session on hold to protect it from retention."""
-        given = {"title": title, "hold": hold, "metadata": metadata}
-        body = {name: value for name, value in given.items() if value is not None}
+        given = {"title": title, "hold": hold, "metadata": metadata}.items()
+        body = {name: value for name, value in given if value is not None}
         return await self._transport.call(SessionInfo, "PATCH", self._path, json=body)
 
     async def dismiss(self) -> SessionInfo:
@@ -88,14 +89,16 @@ class SessionHandle(Generic[T]):
         when_busy: WhenBusy = "queue",
         idempotency_key: str | None = None,
         deliver_at: datetime | None = None,
+        priority: Priority = "normal",
     ) -> TurnHandle[T]:
         """Send a message: text, or Pydantic AI user content. When this returns, the message is durable.
 
-        If a turn is running, `when_busy` determines whether to `queue` the message, `steer` or `interrupt` the running turn with
-        it, or `reject` it. A second message with the same `idempotency_key` is not queued; the first one is returned.
-        The turn does not start before `deliver_at`.
+        If a turn is running, `when_busy` determines whether to `queue` the message, `steer` or `interrupt` the running turn with it, or
+        `reject` it. A second message with the same `idempotency_key` is not queued; the first one is returned. The turn does not start
+        before `deliver_at`. Of the sessions of an owner that have to wait, those with a higher `priority` start first.
         """
-        body: dict[str, Any] = {"when_busy": when_busy, "idempotency_key": idempotency_key}
+        body: dict[str, Any] = {"when_busy": when_busy, "priority": priority}
+        body["idempotency_key"] = idempotency_key
         if deliver_at is not None:
             body["deliver_at"] = check_time(deliver_at, "deliver_at").isoformat()
         if isinstance(content, str):
@@ -104,14 +107,12 @@ class SessionHandle(Generic[T]):
             from pydantic_ai.messages import UserContent
 
             body["content"] = _adapter(list[UserContent]).dump_python(list(content), mode="json")
-        accepted = await self._submit("submissions", body)
-        return TurnHandle(self._transport, accepted, self._output.parse)
+        return TurnHandle(self._transport, await self._submit("submissions", body), self._output.parse)
 
     async def turn(self, id: str) -> TurnHandle[T]:
         """Return a handle on a message that was sent earlier."""
-        accepted = await self._transport.call(
-            SubmissionInfo, "GET", f"{self._path}/submissions/{check_id(id, 'submission id')}"
-        )
+        path = f"{self._path}/submissions/{check_id(id, 'submission id')}"
+        accepted = await self._transport.call(SubmissionInfo, "GET", path)
         return TurnHandle(self._transport, accepted, self._output.parse)
 
     def submissions(

@@ -53,6 +53,7 @@ from holdfast.client.subscription import SubscriptionHandle
 from holdfast.client.turn import TurnHandle
 from holdfast.event_loop import EventLoop
 from holdfast.events import DraftText, SessionEvent
+from holdfast.priority import Priority
 from holdfast.schedules import CatchUp, Overlap
 from holdfast.store import Store
 from holdfast.subscriptions import DeliveryState, NoticeKind
@@ -172,18 +173,23 @@ class SyncSessionHandle(SyncHandle[SessionHandle[T]], Generic[T]):
         when_busy: WhenBusy = "queue",
         idempotency_key: str | None = None,
         deliver_at: datetime | None = None,
+        priority: Priority = "normal",
     ) -> "SyncTurnHandle[T]":
         """Send a message: text, or Pydantic AI user content. When this returns, the message is durable.
 
-        If a turn is running, `when_busy` determines whether to `queue` the message, `steer` or `interrupt` the running turn with
-        it, or `reject` it. A second message with the same `idempotency_key` is not queued; the first one is returned.
-        The turn does not start before `deliver_at`.
+        If a turn is running, `when_busy` determines whether to `queue` the message, `steer` or `interrupt` the running turn with it, or
+        `reject` it. A second message with the same `idempotency_key` is not queued; the first one is returned. The turn does not start
+        before `deliver_at`. Of the sessions of an owner that have to wait, those with a higher `priority` start first.
         """
         return SyncTurnHandle(
             self._loop,
             self._loop.run(
                 self._handle.send(
-                    content, when_busy=when_busy, idempotency_key=idempotency_key, deliver_at=deliver_at
+                    content,
+                    when_busy=when_busy,
+                    idempotency_key=idempotency_key,
+                    deliver_at=deliver_at,
+                    priority=priority,
                 )
             ),
         )

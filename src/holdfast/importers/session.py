@@ -235,6 +235,7 @@ class SessionDraft:
             ended_at=None,
             trace=None,
             deliver_at=0 if run_id is None else None,
+            priority="normal",
         )
 
     def rows(self) -> list[tuple[str, dict[str, Any]]]:

@@ -67,6 +67,7 @@ async def submit(caller: Caller, session_id: SessionId, body: NewSubmission) -> 
         "when_busy": body.when_busy,
         "idempotency_key": body.idempotency_key,
         "deliver_at": body.deliver_at,
+        "priority": body.priority,
     }
     given = body.model_dump(exclude_none=True, exclude={"kind", *how})
     if isinstance(body, RetryTurn):

@@ -73,6 +73,8 @@ class SessionRunner:
         self._store_failures = Counter[str]() if store_failures is None else store_failures
         self._histories = histories or LargeHistories()
         self.begun = begun
+        self.yields: Callable[[], bool] = lambda: False
+        """Returns whether the worker has no place for another session."""
         self._work = work
         self._lease = work.lease
         self._leased = LeasedSession(store, work.lease, agents)
@@ -109,7 +111,7 @@ class SessionRunner:
             self._lease.lost = True
 
     async def serve(self) -> None:
-        """Process all submissions that were pending when the session was claimed."""
+        """Process the submissions that were pending when the session was claimed: all, or one if the worker has no place for other sessions."""
         if self._lease.taken_from is not None:
             payload = json.dumps({"taken_from": self._lease.taken_from})
             await self._store.write(self._lease, Batch(events=[NewEvent(kind="takeover", payload=payload)]))
@@ -132,6 +134,8 @@ class SessionRunner:
                 self.unfinished = None
                 self._store_failures.pop(self._session_id, None)
             session = submission = None  # only valid for the first submission
+            if self.yields():
+                return  # others may wait for a place on this worker: the session continues when it is its turn
 
     @property
     def _session_id(self) -> str:
@@ -187,7 +191,7 @@ class SessionRunner:
             session,
             submission,
             fresh=self._work.fresh and is_first,
-            last=self._left == 0,
+            last=self._left == 0 or self.yields(),
             take_steered=self._urgent.take_steered,
             begun=self.begun,
             budgeted=self._work.budgeted or not is_first,  # they may have been set since the claim

@@ -74,6 +74,7 @@ class Worker:
         self._lost = asyncio.Event()
         self._renewal: Renewal | None = None
         self._uncounted: list[Submission] = []  # whose last attempt must not count
+        self._look_again = asyncio.Event().set  # replaced by the bell of the loop that claims
         self._running: dict[SessionRunner, asyncio.Task[None]] = {}
         self._left_behind: dict[str, asyncio.Task[Any]] = {}  # turns that wait for a thread, by session
         self._outlasting: asyncio.Task[None] | None = None
@@ -161,6 +162,7 @@ class Worker:
     async def _claim_until_stopped(self, holder: Holder) -> None:
         agents = sorted(self._agents)
         with self._store.ready_bell() as bell:
+            self._look_again = bell.bell.set
             while not (self._stopping.is_set() or self._lost.is_set()):
                 claimed: list[Work] = []
                 ready_in: float | None = None
@@ -186,6 +188,8 @@ class Worker:
                 for work in claimed:
                     self._start(work)
                 if not claimed:
+                    if ready_in == 0 and self._store.limits_running:
+                        ready_in = None  # until a session ends, here or in another worker
                     await self._first(
                         bell.wait(_POLL_SECONDS if ready_in is None else min(ready_in, _POLL_SECONDS))
                     )
@@ -202,6 +206,7 @@ class Worker:
             store_failures=self._store_failures,
             begun=self._pace.begin(),
         )
+        runner.yields = lambda: len(self._running) >= self._concurrency
         task = asyncio.create_task(self._serve(runner, lease), name=f"session {lease.session_id}")
         self._running[runner] = task
         self.counters["claimed"] += 1
@@ -237,7 +242,10 @@ class Worker:
                 if left is None:
                     await self._release(lease)
             finally:  # also if this task is cancelled meanwhile, because the holder was lost
+                was_full = len(self._running) >= self._concurrency
                 self._running.pop(runner, None)
+                if was_full or self._store.limits_running:
+                    self._look_again()
 
     async def _wait_for_thread(self, lease: Lease) -> None:
         """Wait for a thread that worked on the session when this worker lost it, and that has not ended yet."""

@@ -119,7 +119,13 @@ class ArchiveMethods(Transactions):
         if lease is None:
             if not (yield Statement("import_session", values)):
                 raise SessionExists(id=session_id)
-            yield op("import_head", id=session_id, agent=session["agent"], seq=session["seq"])
+            yield op(
+                "import_head",
+                id=session_id,
+                agent=session["agent"],
+                owner=session["owner"],
+                seq=session["seq"],
+            )
         else:
             done, before = yield from self._rehydrate(lease, values, again)
             if done:

@@ -84,7 +84,7 @@ class CopyMethods(ArchiveMethods):
         if row["archive"] is not None and not (yield op("lock_stored", sha256=row["archive"])):
             raise Conflict(problem=f"the archive media+sha256://{row['archive']} is not stored")
         yield from self._add_rows(CLEANED, [row])
-        yield op("import_head", id=session_id, agent=row["agent"], seq=seq)
+        yield op("import_head", id=session_id, agent=row["agent"], owner=row["owner"], seq=seq)
 
     @abstractmethod
     def _shared_rows(self, table: Table, after: tuple[object, ...] | None, limit: int) -> Tx[Rows]:

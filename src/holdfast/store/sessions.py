@@ -69,7 +69,7 @@ class SessionMethods(Transactions):
         ):  # after the insert, which may have waited for an erasure
             raise SessionErased(id=session_id)
         if created:
-            yield op("create_head", id=session_id, agent=agent)
+            yield op("create_head", id=session_id, agent=agent, owner=owner)
         return bool(created)
 
     def _check_metadata(self, metadata: Json) -> None:

@@ -16,6 +16,7 @@ from holdfast.errors import (
 from holdfast.framework_sessions import NO_WORKER, refuse_foreign
 from holdfast.ids import check_choice, check_id, check_name, check_time, new_id, title_from
 from holdfast.jsontext import read_recorded
+from holdfast.priority import PRIORITIES, RANKS, Priority
 from holdfast.schedules import schedule_of
 from holdfast.store.rows import Row, from_cursor, from_row, microseconds, page_limit, to_page
 from holdfast.store.transactions import (
@@ -63,6 +64,7 @@ class NewSubmission(TypedDict):
     trace: str | None
     deliver_at: int
     """In microseconds; 0 means at once."""
+    priority: Priority
 
 
 class SubmissionMethods(Transactions):
@@ -80,6 +82,7 @@ class SubmissionMethods(Transactions):
         idempotency_key: str | None = None,
         trace: str | None = None,
         deliver_at: datetime | None = None,
+        priority: Priority = "normal",
     ) -> Submission:
         """Queue a submission exactly once: a repeated id or idempotency key returns the existing submission.
 
@@ -87,6 +90,7 @@ class SubmissionMethods(Transactions):
         which raises `TurnInProgress` if any submission is in progress, or queued and not for later. Also raises `QueueFull`, `SessionCleaned` or
         `SessionNotFound`, and `Conflict` for a session of another framework, which no worker runs. The first message becomes the title of a session that has none. `trace` is the trace context for the worker.
         It does not start before `deliver_at`, by the clock of the database. A time in the past is now; it is at most ten years ahead.
+        `priority` orders the ready sessions of an owner. A session has the highest priority of its pending submissions; their order stays.
         """
         # The id is chosen before the first attempt, so that an attempt whose response was lost is recognized.
         new = NewSubmission(
@@ -99,6 +103,7 @@ class SubmissionMethods(Transactions):
             idempotency_key=idempotency_key,
             trace=trace,
             deliver_at=0 if deliver_at is None else _delivery(deliver_at),
+            priority=priority,
         )
         return await self._submit(session_id, new, [] if id is None else [id])
 
@@ -147,6 +152,7 @@ class SubmissionMethods(Transactions):
         check_name(new["kind"], "kind")
         check_choice(new["lane"], LANES, "lane")
         check_choice(new["when_busy"], WHEN_BUSY, "when_busy")
+        check_choice(new["priority"], PRIORITIES, "priority")
         self._check_json(new["payload"], "payload")
         if new["idempotency_key"] is not None:
             check_name(new["idempotency_key"], "idempotency key")
@@ -162,7 +168,11 @@ class SubmissionMethods(Transactions):
         """Add a submission to the queue of a session whose head is locked, with its event."""
         session_id = new["session_id"]
         numbered = yield op(
-            "number_submission", session_id=session_id, ready=int(ready), deliver_at=new["deliver_at"]
+            "number_submission",
+            session_id=session_id,
+            ready=int(ready),
+            deliver_at=new["deliver_at"],
+            rank=RANKS[new["priority"]],
         )
         seq = numbered[0]["seq"]
         rows = yield op("insert_submission", position=seq, **new)

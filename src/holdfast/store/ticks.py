@@ -192,4 +192,5 @@ def _new(session_id: str, id: str, payload: dict[str, str | None], key: str) -> 
         idempotency_key=key,
         trace=None,
         deliver_at=0,
+        priority="normal",
     )

@@ -7,40 +7,62 @@ from holdfast.config import Settings
 from holdfast.errors import HolderLost, StoreUnavailable
 from holdfast.ids import new_id
 from holdfast.store.leases import LeaseMethods
-from holdfast.store.rows import Rows, from_row, page_limit
+from holdfast.store.line import LineMethods
+from holdfast.store.rows import Row, Rows, from_row, page_limit
 from holdfast.store.submissions import SubmissionMethods, started
 from holdfast.store.transactions import Tx, op, reading, writing
 from holdfast.types import Holder, Lease, Session, Submission, Work
 
 
-class WorkMethods(LeaseMethods, SubmissionMethods):
+class WorkMethods(LeaseMethods, SubmissionMethods, LineMethods):
     """The transactions of work.sql."""
 
     def __init__(self, url: str, settings: Settings) -> None:
         super().__init__(url, settings)
         self._unknown_claims: dict[str, tuple[str, list[str]]] = {}
         """By holder: its last claim, if the outcome is unknown. The next one finds the sessions of that one, if it took effect."""
+        self._last_agent: str | None = None
+        """The agent of the latest claim. The next one begins with the following agent, so that each gets its turn."""
 
     async def next_work(
         self, holder: Holder, *, agents: Sequence[str] | None = None, limit: int = 1, max_attempts: int = 5
     ) -> list[Work]:
-        """Claim up to `limit` ready sessions, longest ready first, and take the first submission of each, in one transaction.
+        """Claim up to `limit` ready sessions, and take the first submission of each, in one transaction.
 
-        No two callers get the same session. A submission that was started `max_attempts` times is left to `take`. Sessions of dead
+        If more are ready, the owners take turns, and so do the agents; the sessions of an owner are in the order of their priorities, and
+        then of the time since which they are ready. No two callers get the same session. A submission that was started `max_attempts` times is left to `take`. Sessions of dead
         holders become ready once `reclaim` has freed them. Raises `HolderLost`.
         """
-        wanted = None if agents is None else list(agents)
-        if holder.id not in self._unknown_claims and await self.ready_in(holder, agents=wanted) != 0:
-            return []
-        tenure, tries = self._unknown_claims.pop(holder.id, (new_id(), []))
-        taking = self._next_work(holder, tenure, wanted, page_limit(limit), max_attempts, tries)
-        try:
-            taken = await self._unfinished.run_or_undo(taking, self._give_back)
-        except StoreUnavailable:
-            self._unknown_claims = {holder.id: (tenure, tries)}  # of one holder: a process has one worker
-            raise
+        wanted = self._rotated(list(await self.ready_agents() if agents is None else agents))
+        taken: list[Work] | None = None
+        while taken is None:
+            line = await self._line(holder, wanted, page_limit(limit))
+            is_empty = not (line["due"] or line["in_line"] or line["parked"])
+            if is_empty and holder.id not in self._unknown_claims:
+                return []
+            tenure, tries = self._unknown_claims.pop(holder.id, (new_id(), []))
+            taking = self._next_work(holder, tenure, wanted, limit, max_attempts, tries, line)
+            try:
+                taken = await self._unfinished.run_or_undo(taking, self._give_back)
+            except StoreUnavailable:
+                self._unknown_claims = {holder.id: (tenure, tries)}  # of one holder: a process has one worker
+                raise
+        if taken:
+            self._last_agent = taken[-1].session.agent
         self._announce(*(work.session.id for work in taken))
         return taken
+
+    def _rotated(self, agents: list[str]) -> list[str]:
+        """Return the agents, beginning with the one that follows the last one from which a session was claimed."""
+        after = agents.index(self._last_agent) + 1 if self._last_agent in agents else 0
+        return agents[after:] + agents[:after]
+
+    @reading
+    def _line(self, holder: Holder, agents: list[str], limit: int) -> Tx[Row]:
+        (line,) = yield op("line_state", holder=holder.id, agents=agents, limit=limit)
+        if not line["live"]:
+            raise HolderLost(id=holder.id)
+        return line
 
     @reading
     def ready_in(self, holder: Holder, *, agents: Sequence[str] | None = None) -> Tx[float | None]:
@@ -55,11 +77,13 @@ class WorkMethods(LeaseMethods, SubmissionMethods):
         self,
         holder: Holder,
         tenure: str,
-        agents: list[str] | None,
+        agents: list[str],
         limit: int,
         max_attempts: int,
         tries: list[str],
-    ) -> Tx[list[Work]]:
+        line: Row,
+    ) -> Tx[list[Work] | None]:
+        """Return the claimed sessions; None if there are too many new ones in the line for one transaction."""
         ours = {"holder": holder.id, "tenure": tenure}
         claimed = []
         if tries:
@@ -68,7 +92,9 @@ class WorkMethods(LeaseMethods, SubmissionMethods):
         tries.append(tenure)
         if claimed:
             rows = yield op("begun_submissions", **ours)
-        elif (yield op("claim_ready", agents=agents, limit=limit, **ours)):
+        elif (claimed := (yield from self._claim(agents, limit, line, ours))) is None:
+            return None
+        elif claimed:
             rows = yield from self._begin(max_attempts, ours)
             if woken := [row["session_id"] for row in rows if row["lane"] == "main" and row["deliver_at"]]:
                 yield op("wake_sessions", session_ids=woken)
@@ -92,6 +118,21 @@ class WorkMethods(LeaseMethods, SubmissionMethods):
             for row in (yield op("claimed_sessions", **ours))
         ]
 
+    def _claim(self, agents: list[str], limit: int, line: Row, ours: Mapping[str, str]) -> Tx[Rows | None]:
+        """Claim sessions; return None if more sessions must get places first. If all that are ready can be claimed, none needs a place."""
+        if not (self.limits_running or line["in_line"] or line["parked"] or line["due"] > limit):
+            return (yield op("claim_ready", agents=agents, limit=limit, due=True, **ours))
+        rooms = yield from self._rooms()
+        agents = [agent for agent in agents if rooms.of_agent(agent)]
+        if line["parked"]:
+            yield from self._unpark(agents, limit, rooms)
+        if (line["due"] or line["parked"]) and (yield from self._line_up(agents)):
+            return None
+        if not (self.limits_running or line["prioritized"]):
+            return (yield op("claim_ready", agents=agents, limit=limit, placed=True, **ours))
+        chosen = yield from self._choose(agents, limit, rooms)
+        return (yield op("claim_sessions", session_ids=chosen, **ours)) if chosen else ()
+
     def _begin(self, max_attempts: int, ours: Mapping[str, str]) -> Tx[Rows]:
         """Start the first submission of each claimed session, and write an event for it."""
         rows = yield op("begin_submissions", max_attempts=max_attempts, **ours)
@@ -103,7 +144,7 @@ class WorkMethods(LeaseMethods, SubmissionMethods):
             yield op("insert_begun_events", events=events)
         return rows
 
-    async def _give_back(self, taken: list[Work]) -> None:
-        for work in taken:
+    async def _give_back(self, taken: list[Work] | None) -> None:
+        for work in taken or ():
             await self._put_back(work.lease, work.submission)
             await self.release(work.lease)

@@ -19,7 +19,7 @@ async def move_session(db: Documents, *, session_id: str) -> list[MongoRow]:
 
 
 async def park_head(db: Documents, *, session_id: str) -> list[MongoRow]:
-    return await db.head(session_id, values={"holder": None, "ready_at": None})
+    return await db.head(session_id, values={"holder": None, "ready_at": None, "place": None})
 
 
 async def reopen_session(db: Documents, *, session_id: str) -> list[MongoRow]:

@@ -1,17 +1,13 @@
-"""The statements of leases.sql and work.sql. Changing a head locks it: of two concurrent transactions, the second restarts."""
+"""The statements of leases.sql, and those of work.sql that begin submissions. Changing a head locks it: of two concurrent transactions, the second restarts."""
 
-import random
 from collections.abc import Sequence
 from typing import Any
 
+from holdfast.priority import RANKS
 from holdfast.store.mongo.catalogue import plain
 from holdfast.store.mongo.documents import NOW, Documents, MongoRow, span
 from holdfast.store.mongo.sessions import by_key, live_holders, view
 from holdfast.types import SUSPENDED
-
-_READY = {"ready_at": {"$gt": 0}}
-_CROWD = 8
-"""From how many more sessions a claim chooses after each conflict with another worker."""
 
 
 async def join(db: Documents, *, id: str, ttl_us: int, **row: object) -> list[MongoRow]:
@@ -84,23 +80,9 @@ async def lease_holder(db: Documents, *, session_id: str) -> list[MongoRow]:
     return list(live.values()) if sessions and sessions[0]["status"] not in {"cleaning", "cleaned"} else []
 
 
-def _sleeping(agents: Sequence[str] | None) -> dict[str, Any]:
-    """Return the condition for sessions of these agents that are ready, now or later."""
-    return dict(_READY) if agents is None else {**_READY, "agent": {"$in": agents}}
-
-
-async def _due(db: Documents) -> dict[str, Any]:
+async def due(db: Documents) -> dict[str, Any]:
     """Return the condition for heads that are ready now."""
     return {"ready_at": {"$gt": 0, "$lte": await db.now()}}
-
-
-async def _ready(db: Documents, agents: Sequence[str] | None, limit: int) -> list[str]:
-    """Return the sessions that have been ready longest; after conflicts, also some of the next ones, at random."""
-    where = _sleeping(agents) | await _due(db)
-    crowd = (db.attempt - 1) * _CROWD
-    rows = await db.find("heads", where, sort=[("ready_at", 1)], limit=limit + crowd, fields=["_id"])
-    ids = [row["_id"] for row in rows]
-    return random.sample(ids, min(limit, len(ids))) if crowd else ids
 
 
 async def claim_lock(_: Documents, **__: object) -> list[MongoRow]:
@@ -109,23 +91,27 @@ async def claim_lock(_: Documents, **__: object) -> list[MongoRow]:
 
 
 async def take_lease(
-    db: Documents, *, session_id: str, holder: str, tenure: str, dead: str | None = None
+    db: Documents, *, session_id: str, holder: str, tenure: str, dead: str | None = None, claimed: int = 0
 ) -> list[MongoRow]:
     if not await plain("live_holder", db, id=holder):
         return []
-    values: dict[str, object] = {"holder": holder, "tenure": tenure, "writes": 0, "ready_at": None}
+    values: dict[str, object] = {"holder": holder, "tenure": tenure, "writes": 0, "claimed": claimed}
+    values |= {"ready_at": None, "place": None}
     if dead is not None:
         values["orphaned_by"] = dead
     return await db.head(session_id, inc={"epoch": 1}, values=values)
 
 
-async def ready_at(db: Documents, session_id: str, *, control_only: bool) -> int | None:
-    """Return when the first pending submission of a session may start; None if it has none."""
+async def readiness(db: Documents, session_id: str, *, control_only: bool) -> dict[str, int | None]:
+    """Return when the first pending submission of a session may start, if it has any, and their highest priority."""
     where: dict[str, object] = {"session_id": session_id, "ended_at": None, "deliver_at": {"$gte": 0}}
     if control_only:
         where["$or"] = [{"lane": "control"}, {"state": "waiting"}]
-    first = await db.find("submissions", where, sort=[("deliver_at", 1)], limit=1, fields=["deliver_at"])
-    return max(first[0]["deliver_at"], await db.now()) if first else None
+    rows = await db.find("submissions", where, fields=["deliver_at", "priority"])
+    if not rows:
+        return {"ready_at": None, "priority": 0}
+    first = min(row["deliver_at"] for row in rows)
+    return {"ready_at": max(first, await db.now()), "priority": max(RANKS[row["priority"]] for row in rows)}
 
 
 async def free_head(
@@ -136,8 +122,10 @@ async def free_head(
     control_only: bool | None = None,
     moved: bool | None = None,
 ) -> list[MongoRow]:
-    at = None if moved else await ready_at(db, session_id, control_only=bool(control_only))
-    return await db.head(session_id, values={"holder": None, "orphaned_by": orphaned_by, "ready_at": at})
+    ready: dict[str, int | None] = {"ready_at": None}
+    if not moved:
+        ready = await readiness(db, session_id, control_only=bool(control_only))
+    return await db.head(session_id, values={"holder": None, "orphaned_by": orphaned_by, **ready})
 
 
 async def free_heads(db: Documents, *, session_ids: Sequence[str]) -> list[MongoRow]:
@@ -151,13 +139,13 @@ async def free_heads(db: Documents, *, session_ids: Sequence[str]) -> list[Mongo
 
 async def ready_agents(db: Documents) -> list[MongoRow]:
     groups = await db.group(
-        "heads", {"$match": await _due(db)}, {"$group": {"_id": "$agent", "n": {"$sum": 1}}}
+        "heads", {"$match": await due(db)}, {"$group": {"_id": "$agent", "n": {"$sum": 1}}}
     )
     return [MongoRow(agent=group["_id"], sessions=group["n"]) for group in groups]
 
 
 async def latest_ready(db: Documents) -> list[MongoRow]:
-    rows = await db.find("heads", await _due(db), sort=[("ready_at", -1)], limit=1)
+    rows = await db.find("heads", await due(db), sort=[("ready_at", -1)], limit=1)
     return [MongoRow(number=rows[0]["ready_at"] if rows else 0)]
 
 
@@ -185,21 +173,6 @@ async def _latest(db: Documents, table: str, where: dict[str, Any], column: str)
         table, {"$match": where}, {"$group": {"_id": "$session_id", "number": {"$max": f"${column}"}}}
     )
     return [MongoRow(session_id=group["_id"], number=group["number"]) for group in groups]
-
-
-async def first_ready(db: Documents, *, holder: str, agents: Sequence[str] | None = None) -> list[MongoRow]:
-    live = await plain("live_holder", db, id=holder)
-    first = await db.find("heads", _sleeping(agents), sort=[("ready_at", 1)], limit=1, fields=["ready_at"])
-    return [MongoRow(ready_in=first[0]["ready_at"] - await db.now() if first else None, live=bool(live))]
-
-
-async def claim_ready(
-    db: Documents, *, holder: str, tenure: str, limit: int, agents: Sequence[str] | None = None
-) -> list[MongoRow]:
-    rows: list[MongoRow] = []
-    for session_id in await _ready(db, agents, limit):
-        rows += await take_lease(db, session_id=session_id, holder=holder, tenure=tenure)
-    return rows
 
 
 async def begin_submissions(db: Documents, *, max_attempts: int, **ours: object) -> list[MongoRow]:

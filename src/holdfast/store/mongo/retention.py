@@ -6,7 +6,7 @@ from typing import Any
 from bson import MaxKey
 
 from holdfast.store.mongo.documents import Documents, MongoRow, span
-from holdfast.store.mongo.leases import ready_at
+from holdfast.store.mongo.leases import readiness
 from holdfast.store.mongo.sessions import create_head, live_holders
 from holdfast.store.mongo.write import lock_contents
 from holdfast.store.retention import CONTENT
@@ -151,17 +151,17 @@ async def import_session(
     return [MongoRow(new)] if await db.insert_new("sessions", new) else []
 
 
-async def import_head(db: Documents, *, id: str, agent: str, seq: int) -> list[MongoRow]:
-    return await create_head(db, id=id, agent=agent, seq=seq)
+async def import_head(db: Documents, *, id: str, agent: str, owner: str, seq: int) -> list[MongoRow]:
+    return await create_head(db, id=id, agent=agent, owner=owner, seq=seq)
 
 
 async def ready_if_work(
     db: Documents, *, session_id: str, control_only: bool | None = None
 ) -> list[MongoRow]:
-    at = await ready_at(db, session_id, control_only=bool(control_only))
-    if at is None:
+    ready = await readiness(db, session_id, control_only=bool(control_only))
+    if ready["ready_at"] is None:
         return []
-    return await db.head(session_id, {"holder": None, "ready_at": None}, values={"ready_at": at})
+    return await db.head(session_id, {"holder": None, "ready_at": None}, values=ready)
 
 
 async def lock_stored(db: Documents, *, sha256: str) -> list[MongoRow]:

@@ -40,7 +40,13 @@ _INDEXES: Final[Mapping[str, Sequence[IndexModel]]] = {
         _index("status", "active_at", "id"),
     ],
     "heads": [
-        _index("agent", "ready_at", partialFilterExpression={"ready_at": {"$gt": 0}}),
+        _index("agent", "place", "ready_at", partialFilterExpression={"ready_at": {"$gt": 0}}),
+        _index("agent", "priority", partialFilterExpression={"ready_at": {"$gt": 0}}),
+        _index("agent", "owner", "last_place", partialFilterExpression={"last_place": {"$gt": 0}}),
+        IndexModel(
+            [("agent", 1), ("owner", 1), ("priority", -1), ("ready_at", 1)],
+            partialFilterExpression={"place": {"$gte": -1}},
+        ),
         _index("ready_at", partialFilterExpression={"ready_at": {"$gt": 0}}),
         _index("holder", "tenure", partialFilterExpression={"holder": {"$gt": ""}}),
     ],

@@ -7,8 +7,17 @@ from collections.abc import Sequence
 from holdfast.store.mongo.documents import NOW, Documents, MongoRow, beyond
 
 
-async def create_head(db: Documents, *, id: str, agent: str, seq: int = 0) -> list[MongoRow]:
-    await db.insert("heads", [{"session_id": id, "agent": agent, "epoch": 0, "seq": seq, "writes": 0}])
+async def create_head(db: Documents, *, id: str, agent: str, owner: str, seq: int = 0) -> list[MongoRow]:
+    head = {
+        "session_id": id,
+        "agent": agent,
+        "owner": owner,
+        "epoch": 0,
+        "seq": seq,
+        "writes": 0,
+        "priority": 0,
+    }
+    await db.insert("heads", [head])
     return []
 
 
@@ -107,6 +116,8 @@ async def view(db: Documents, sessions: Sequence[MongoRow]) -> list[MongoRow]:
         elif not holder and ((head["ready_at"] or now + 1) <= now or status == "queued"):
             if session["agent"] not in served:
                 waiting_for = "worker"
+            elif (head["place"] or 0) < 0:
+                waiting_for = "limit"
         elif not holder and status == "idle" and (head["orphaned_by"] or head["holder"]):
             where = {"session_id": session["id"], "status": "running"}
             waiting_for = "resume" if await db.one("runs", where) is not None else waiting_for

@@ -20,6 +20,7 @@ from holdfast.store.mongo import (
     copying,
     journal,
     leases,
+    line,
     media,
     retention,
     schedules,
@@ -57,7 +58,7 @@ def _statements(*topics: ModuleType) -> dict[str, Handler]:
 
 STATEMENTS: Final[dict[str, Handler]] = {
     **_statements(
-        *(sessions, states, leases, submissions, schedules, journal, media, retention, copying),
+        *(sessions, states, leases, line, submissions, schedules, journal, media, retention, copying),
         *(shell, sweep, usage, budgets, check, schema),
     ),
     **{name: partial(plain, name) for name in PLAIN},

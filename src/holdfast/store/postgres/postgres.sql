@@ -17,8 +17,8 @@ WITH given AS (
   SELECT * FROM unnest(
     CAST(:session_ids AS text[]), CAST(:ids AS text[]), CAST(:kinds AS text[]), CAST(:lanes AS text[]),
     CAST(:when_busy AS text[]), CAST(:payloads AS text[]), CAST(:idempotency_keys AS text[]), CAST(:traces AS text[]),
-    CAST(:titles AS text[]), CAST(:titles_folded AS text[]), CAST(:events AS text[]))
-  AS g(session_id, id, kind, lane, when_busy, payload, idempotency_key, trace, title, title_folded, event)
+    CAST(:titles AS text[]), CAST(:titles_folded AS text[]), CAST(:events AS text[]), CAST(:priorities AS text[]), CAST(:ranks AS int[]))
+  AS g(session_id, id, kind, lane, when_busy, payload, idempotency_key, trace, title, title_folded, event, priority, rank)
 ), accepted AS (
   SELECT g.*, h.holder IS NULL AND (g.lane = 'control' OR s.status NOT IN ('waiting', 'sleeping')) AS ready,
     s.title = '' AND g.title <> '' AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.session_id = g.session_id) AS titled
@@ -34,7 +34,8 @@ WITH given AS (
       SELECT 1 FROM submissions q WHERE q.session_id = g.session_id AND q.idempotency_key = g.idempotency_key OFFSET 0)
 ), head AS (
   UPDATE heads SET seq = seq + 1,
-    ready_at = CASE WHEN a.ready THEN least(ready_at, now_us()) ELSE ready_at END
+    ready_at = CASE WHEN a.ready THEN least(ready_at, now_us()) ELSE ready_at END,
+    priority = CASE WHEN ready_at IS NOT NULL THEN greatest(heads.priority, a.rank) ELSE a.rank END
   FROM accepted a WHERE heads.session_id = a.session_id RETURNING heads.session_id, heads.seq, heads.number
 ), event AS (
   INSERT INTO events (session, seq, kind, run, step, at, payload)
@@ -45,8 +46,8 @@ WITH given AS (
   FROM accepted a WHERE sessions.id = a.session_id
 )
 INSERT INTO submissions (
-  session_id, position, id, kind, lane, when_busy, payload, idempotency_key, state, attempts, created_at, trace, deliver_at)
-SELECT session_id, head.seq, a.id, a.kind, a.lane, a.when_busy, a.payload, a.idempotency_key, 'queued', 0, now_us(), a.trace, 0
+  session_id, position, id, kind, lane, when_busy, payload, idempotency_key, state, attempts, created_at, trace, deliver_at, priority)
+SELECT session_id, head.seq, a.id, a.kind, a.lane, a.when_busy, a.payload, a.idempotency_key, 'queued', 0, now_us(), a.trace, 0, a.priority
 FROM head JOIN accepted a USING (session_id)
 RETURNING *;
 

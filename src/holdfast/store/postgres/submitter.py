@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeAlias
 
 from holdfast.errors import StoreUnavailable
+from holdfast.priority import RANKS
 from holdfast.store.rows import Row, Rows
 from holdfast.store.submissions import NewSubmission, queued, title_of
 from holdfast.store.transactions import Tx, Unfinished, op
@@ -116,6 +117,8 @@ def queue_all(group: Sequence[NewSubmission], max_pending: int) -> Tx[Rows]:
             titles=titles,
             titles_folded=[title.casefold() for title in titles],
             events=[queued(new) for new in free],
+            priorities=[new["priority"] for new in free],
+            ranks=[RANKS[new["priority"]] for new in free],
             max_pending=max_pending,
         )
     )

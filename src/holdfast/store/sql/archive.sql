@@ -24,9 +24,9 @@ ON CONFLICT (id) DO NOTHING
 RETURNING id;
 
 -- name: import_head
-INSERT INTO heads (session_id, agent, epoch, seq, writes, written
+INSERT INTO heads (session_id, agent, owner, epoch, seq, writes, written
 --[sqlite]   , number
-) VALUES (:id, :agent, 0, :seq, 0, 0
+) VALUES (:id, :agent, :owner, 0, :seq, 0, 0
 --[sqlite]   , (SELECT coalesce(max(number), 0) + 1 FROM heads)
 );
 
@@ -41,8 +41,9 @@ JOIN heads h ON h.session_id = g.session_id
 WHERE NOT EXISTS (SELECT 1 FROM run_numbers n WHERE n.session = h.number AND n.id = g.id);
 
 -- name: ready_if_work
-UPDATE heads SET ready_at = (
-    SELECT CASE WHEN min(q.deliver_at) > now_us() THEN min(q.deliver_at) WHEN min(q.deliver_at) IS NOT NULL THEN now_us() END
+UPDATE heads SET (ready_at, priority) = (
+    SELECT CASE WHEN min(q.deliver_at) > now_us() THEN min(q.deliver_at) WHEN min(q.deliver_at) IS NOT NULL THEN now_us() END,
+      coalesce(max(CASE q.priority WHEN 'high' THEN 1 WHEN 'low' THEN -1 ELSE 0 END), 0)
     FROM submissions q
       WHERE q.session_id = :session_id AND q.ended_at IS NULL
         AND (q.lane = 'control' OR q.state = 'waiting')   --? control_only

@@ -7,7 +7,7 @@ RETURNING id;
 
 -- name: park_head
 -- Without a holder, and not ready although submissions are pending: the other store processes them.
-UPDATE heads SET holder = NULL, ready_at = NULL WHERE session_id = :session_id;
+UPDATE heads SET holder = NULL, ready_at = NULL, place = NULL WHERE session_id = :session_id;
 
 -- name: reopen_session
 UPDATE sessions SET status = coalesce(resting, 'idle'), resting = NULL WHERE id = :session_id AND status = 'moved'

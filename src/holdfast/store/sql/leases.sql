@@ -52,15 +52,16 @@ WHERE h.session_id = :session_id;
 -- name: take_lease
 -- Only for a live holder.
 UPDATE heads SET holder = :holder, tenure = :tenure, epoch = epoch + 1, writes = 0, written = seq, ready_at = NULL,
-  orphaned_by = coalesce(CAST(:dead AS text), orphaned_by)
+  place = NULL, claimed = 0, orphaned_by = coalesce(CAST(:dead AS text), orphaned_by)
 WHERE session_id = :session_id AND EXISTS (SELECT 1 FROM holders d WHERE d.id = :holder AND d.deadline > now_us())
 RETURNING epoch, seq, orphaned_by;
 
 -- name: free_head
 -- Ready when the first of its pending submissions is due. A session that waits for a person takes only submissions of the control lane,
 -- and its waiting turn, if that has a time. A moved session takes none.
-UPDATE heads SET holder = NULL, orphaned_by = :orphaned_by, ready_at = (
-    SELECT CASE WHEN min(q.deliver_at) > now_us() THEN min(q.deliver_at) WHEN min(q.deliver_at) IS NOT NULL THEN now_us() END
+UPDATE heads SET holder = NULL, orphaned_by = :orphaned_by, (ready_at, priority) = (
+    SELECT CASE WHEN min(q.deliver_at) > now_us() THEN min(q.deliver_at) WHEN min(q.deliver_at) IS NOT NULL THEN now_us() END,
+      coalesce(max(CASE q.priority WHEN 'high' THEN 1 WHEN 'low' THEN -1 ELSE 0 END), 0)
     FROM submissions q
       WHERE q.session_id = :session_id AND q.ended_at IS NULL
         AND (q.lane = 'control' OR q.state = 'waiting')   --? control_only
@@ -70,8 +71,9 @@ WHERE session_id = :session_id;
 
 -- name: free_heads
 -- The same for sessions whose heads are locked and whose status is written. `ready` is whether submissions are pending.
-UPDATE heads SET holder = NULL, orphaned_by = NULL, ready_at = (
-    SELECT CASE WHEN min(q.deliver_at) > now_us() THEN min(q.deliver_at) WHEN min(q.deliver_at) IS NOT NULL THEN now_us() END
+UPDATE heads SET holder = NULL, orphaned_by = NULL, (ready_at, priority) = (
+    SELECT CASE WHEN min(q.deliver_at) > now_us() THEN min(q.deliver_at) WHEN min(q.deliver_at) IS NOT NULL THEN now_us() END,
+      coalesce(max(CASE q.priority WHEN 'high' THEN 1 WHEN 'low' THEN -1 ELSE 0 END), 0)
     FROM submissions q JOIN sessions s ON s.id = q.session_id
       WHERE q.session_id = heads.session_id AND q.ended_at IS NULL
         AND (q.lane = 'control' OR q.state = 'waiting' OR s.status NOT IN ('waiting', 'sleeping'))

@@ -5,16 +5,16 @@ SELECT count(*) AS number FROM (
 ) AS few;
 
 -- name: create_head
-INSERT INTO heads (session_id, agent, epoch, seq, writes, written
+INSERT INTO heads (session_id, agent, owner, epoch, seq, writes, written
 --[sqlite]   , number
-) VALUES (:id, :agent, 0, 0, 0, 0
+) VALUES (:id, :agent, :owner, 0, 0, 0, 0
 --[sqlite]   , (SELECT coalesce(max(number), 0) + 1 FROM heads)
 );
 
 -- name: sessions
--- A session that is recorded as running without a live holder is not: it is queued if submissions are pending, else idle. Three reasons
--- for waiting are computed here: all submissions are for later, no live worker serves the agent, or a run ended with its process and no
--- queued submission continues it.
+-- A session that is recorded as running without a live holder is not: it is queued if submissions are pending, else idle. Four reasons
+-- for waiting are computed here: all submissions are for later, no live worker serves the agent, the owner runs as many sessions as
+-- allowed, or a run ended with its process and no queued submission continues it.
 -- A failed session has the reason in the column waiting_for. It stays failed while all its submissions are for later.
 -- PostgreSQL plans the inner query without the outer order, and would compute and sort all sessions.
 SELECT v.*, CASE WHEN status = 'failed' THEN reason END AS error, CASE
@@ -24,13 +24,14 @@ SELECT v.*, CASE WHEN status = 'failed' THEN reason END AS error, CASE
 --[sqlite]       AND EXISTS (SELECT 1 FROM json_each(d.agents) WHERE value = v.agent)
 --[postgres]       AND CAST(d.agents AS jsonb) ? v.agent
   ) THEN 'worker'
+  WHEN holder IS NULL AND place < 0 THEN 'limit'
   WHEN holder IS NULL AND status = 'idle' AND left_by IS NOT NULL
     AND EXISTS (SELECT 1 FROM runs r WHERE r.session_id = v.id AND r.status = 'running') THEN 'resume'
   WHEN stored <> 'failed' THEN reason END AS waiting_for
 FROM (
   SELECT s.id, s.agent, s.owner, s.title, s.title_folded, s.waiting_for AS reason, s.status AS stored, s.hold, s.metadata,
     s.created_at, s.active_at, s.cleaned_at, s.archive, h.epoch, h.seq, live.name AS holder, live.deadline AS held_until,
-    h.ready_at, coalesce(h.orphaned_by, h.holder) AS left_by,
+    h.ready_at, h.place, coalesce(h.orphaned_by, h.holder) AS left_by,
     (SELECT count(*) FROM submissions q WHERE q.session_id = s.id AND q.ended_at IS NULL) AS pending,
     -- The first run of a delegate has a parent run in the session that delegated.
     (SELECT o.id FROM runs p JOIN sessions o ON o.id = p.session_id AND o.owner = s.owner AND o.id <> s.id

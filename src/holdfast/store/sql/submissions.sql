@@ -4,7 +4,8 @@ UPDATE heads SET seq = seq + 1,
   ready_at = CASE
     WHEN CAST(:ready AS bigint) = 0 OR ready_at <= now_us() OR ready_at <= CAST(:deliver_at AS bigint) THEN ready_at
     WHEN CAST(:deliver_at AS bigint) > now_us() THEN CAST(:deliver_at AS bigint)
-    ELSE now_us() END
+    ELSE now_us() END,
+  priority = CASE WHEN ready_at IS NOT NULL AND priority > CAST(:rank AS int) THEN priority ELSE CAST(:rank AS int) END
 WHERE session_id = :session_id
 RETURNING seq;
 
@@ -18,7 +19,7 @@ RETURNING id;
 -- Submissions that do not wait for their turn: the control lane, and messages for the running turn. Signals wait until the turn does.
 -- Without payloads, which are read when a submission is taken.
 SELECT session_id, position, id, kind, lane, when_busy, idempotency_key, state, attempts, reason, run_id, created_at,
-  started_at, ended_at, trace, deliver_at
+  started_at, ended_at, trace, deliver_at, priority
 FROM submissions
 WHERE session_id = :session_id AND ended_at IS NULL AND state = 'queued' AND deliver_at <= now_us()
   AND (lane = 'control' AND kind <> 'signal' OR when_busy IN ('steer', 'interrupt'))

@@ -2,46 +2,61 @@
 -- claimed sessions, so that several cost no more than one.
 
 -- name: first_ready
--- Without a lock: usually nothing is ready.
+-- Without a lock. A session in line is ready, however long ago that was.
 SELECT
   (SELECT min(ready_at) FROM (SELECT (
       SELECT h.ready_at FROM heads h
       WHERE h.ready_at IS NOT NULL
-        AND h.agent = a.value   --? agents
+        AND h.agent = a.value AND h.place IS NULL   --? agents
       ORDER BY h.ready_at LIMIT 1) AS ready_at
 --[sqlite]     FROM json_each(:agents) AS a   --? agents
+--[postgres]     FROM unnest(CAST(:agents AS text[])) AS a(value)   --? agents
+--[sqlite]     UNION ALL SELECT (   --? agents
+--[sqlite]       SELECT h.ready_at FROM heads h WHERE h.ready_at IS NOT NULL AND h.agent = a.value AND h.place > -1 LIMIT 1)   --? agents
+--[sqlite]     FROM json_each(:agents) AS a   --? agents
+--[postgres]     UNION ALL SELECT (   --? agents
+--[postgres]       SELECT h.ready_at FROM heads h WHERE h.ready_at IS NOT NULL AND h.agent = a.value AND h.place > -1 LIMIT 1)   --? agents
 --[postgres]     FROM unnest(CAST(:agents AS text[])) AS a(value)   --? agents
     ) AS first) - now_us() AS ready_in,
   EXISTS (SELECT 1 FROM holders WHERE id = :holder AND deadline > now_us()) AS live;
 
 -- name: claim_ready
--- A repeated claim waits for its first attempt, by its lock. Selects the first sessions of each agent, and of these the first, so that
--- the cost does not depend on how many sessions are ready, for these agents and for others. An array on PostgreSQL: the planner expects
--- many ready sessions, and would join them with all sessions.
---[sqlite] WITH ready AS MATERIALIZED (
---[sqlite]   SELECT h.session_id FROM
---[sqlite]     json_each(:agents) AS a CROSS JOIN   --? agents
---[sqlite]     heads h
---[sqlite]   WHERE h.ready_at <= now_us()
---[sqlite]     AND h.session_id IN (   --? agents
---[sqlite]       SELECT r.session_id FROM heads r WHERE r.agent = a.value AND r.ready_at <= now_us()   --? agents
---[sqlite]       ORDER BY r.ready_at LIMIT :limit)   --? agents
+-- A repeated claim waits for its first attempt, by its lock. Selects the first sessions of each agent, and of these the first of each agent
+-- before the second, so that the cost does not depend on how many sessions are ready, for these agents and for others. An array on
+-- PostgreSQL: the planner expects many ready sessions, and would join them with all sessions.
+--[sqlite] WITH ready AS MATERIALIZED (SELECT session_id FROM (
+--[sqlite]   SELECT h.session_id, a.key AS turn, row_number() OVER (PARTITION BY a.key ORDER BY h.place, h.ready_at) AS nth
+--[sqlite]   FROM json_each(:agents) AS a CROSS JOIN heads h
+--[sqlite]   WHERE h.session_id IN (
+--[sqlite]     SELECT r.session_id FROM heads r WHERE r.agent = a.value AND r.ready_at <= now_us()
+--[sqlite]       AND r.place IS NULL   --? due
+--[sqlite]       AND r.place > -1     --? placed
+--[sqlite]     ORDER BY r.place, r.ready_at LIMIT :limit))
 --[postgres] WITH tried AS MATERIALIZED (SELECT pg_advisory_xact_lock(hashtextextended(:tenure, 0))),
---[postgres] ready AS MATERIALIZED (
---[postgres]   SELECT h.session_id FROM
---[postgres]     unnest(CAST(:agents AS text[])) AS a(value) CROSS JOIN LATERAL   --? agents
---[postgres]     (SELECT r.session_id, r.ready_at FROM heads r WHERE r.ready_at <= (SELECT now_us())
---[postgres]       AND r.agent = a.value   --? agents
---[postgres]       ORDER BY r.ready_at LIMIT :limit FOR UPDATE SKIP LOCKED) AS h
-  ORDER BY h.ready_at
+--[postgres] ready AS MATERIALIZED (SELECT session_id FROM (
+--[postgres]   SELECT h.session_id, a.turn, row_number() OVER (PARTITION BY a.turn ORDER BY h.place, h.ready_at) AS nth
+--[postgres]   FROM unnest(CAST(:agents AS text[])) WITH ORDINALITY AS a(value, turn) CROSS JOIN LATERAL (
+--[postgres]     SELECT r.session_id, r.place, r.ready_at FROM heads r WHERE r.agent = a.value AND r.ready_at <= (SELECT now_us())
+--[postgres]       AND r.place IS NULL   --? due
+--[postgres]       AND r.place > -1     --? placed
+--[postgres]     ORDER BY r.place, r.ready_at LIMIT :limit FOR UPDATE SKIP LOCKED) AS h)  AS first
+  ORDER BY nth, turn
   LIMIT :limit
 )
-UPDATE heads SET holder = :holder, tenure = :tenure, epoch = epoch + 1, writes = 0, written = seq, ready_at = NULL
+UPDATE heads SET holder = :holder, tenure = :tenure, epoch = epoch + 1, writes = 0, written = seq, ready_at = NULL, place = NULL, claimed = 1
 --[sqlite] WHERE session_id IN (SELECT session_id FROM ready)
 --[postgres] WHERE session_id = ANY(ARRAY(SELECT session_id FROM ready))
 --[postgres]   AND (SELECT count(*) FROM tried) = 1
   AND EXISTS (SELECT 1 FROM holders d WHERE d.id = :holder AND d.deadline > now_us())
-RETURNING session_id;
+RETURNING session_id, agent;
+
+-- name: claim_sessions
+-- Those that were chosen, in the same transaction.
+UPDATE heads SET holder = :holder, tenure = :tenure, epoch = epoch + 1, writes = 0, written = seq, ready_at = NULL, place = NULL, claimed = 1
+--[sqlite] WHERE session_id IN (SELECT value FROM json_each(:session_ids))
+--[postgres] WHERE session_id = ANY(CAST(:session_ids AS text[]))
+  AND EXISTS (SELECT 1 FROM holders d WHERE d.id = :holder AND d.deadline > now_us())
+RETURNING session_id, agent;
 
 -- name: begin_submissions
 -- The first in each queue, as in `take`: the control lane first, and only that while the session waits for a person, or its turn when its
