@@ -232,12 +232,12 @@ def test_the_columns_of_an_archive_are_documented():
 
 
 def test_an_export_has_the_same_file_name_everywhere():
-    """Another name would suggest another format: that of `holdfast archive build` has the ending .jsonl."""
+    """Another name would suggest another format: that of `holdfast archive build` has the ending .jsonl, and so have the files of a mirror."""
     sources = [*PAGES, *(ROOT / "src" / "holdfast" / "cli").glob("*.py")]
     named = {
         name for page in sources for name in re.findall(r"[\w.-]+\.(?:ndjson|jsonl)\b", page.read_text())
     }
-    assert named == {"talk.ndjson", "lines.jsonl"}
+    assert named == {"talk.ndjson", "lines.jsonl", "SESSION.jsonl"}
 
 
 def test_the_map_of_the_architecture_names_every_module_and_package():

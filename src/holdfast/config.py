@@ -212,6 +212,10 @@ class Settings(BaseSettings):
         description="Networks that webhooks may be sent to although they are not public, such as 10.0.0.0/8, separated by commas. http is "
         "allowed there, too.",
     )
+    mirror: Path | None = Field(
+        None,
+        description="A folder in which a worker mirrors the journals as files of JSON lines, as an absolute path.",
+    )
     stream_comment_seconds: Annotated[float, Field(ge=1)] = Field(
         15.0, description="How often an idle event stream sends a keep-alive comment."
     )
@@ -245,6 +249,14 @@ class Settings(BaseSettings):
         return (
             [part.strip() for part in given.split(",") if part.strip()] if isinstance(given, str) else given
         )
+
+    @field_validator("mirror")
+    @classmethod
+    def _check_mirror(cls, path: Path | None) -> Path | None:
+        if path is not None and not path.is_absolute():
+            message = "it must be an absolute path, such as /var/lib/holdfast/journals"
+            raise ValueError(message)
+        return path
 
     @field_validator("prices", mode="before")
     @classmethod

@@ -42,6 +42,7 @@ SERVER: Final = {
 WORKER: Final = {
     "runs": Fact("Runs that ended on a worker, by outcome.", ("agent", "outcome")),
     "deliveries": Fact("Attempts to deliver notices, by outcome.", ("kind", "outcome")),
+    "mirrored": Fact("Events written to the files of the mirror."),
     "takeovers": Fact("Sessions taken over from a dead holder."),
     "refused_writes": Fact("Writes refused because their lease was not the newest."),
     "commit_batches": Fact("Batches that shared a commit.", buckets=SIZES),

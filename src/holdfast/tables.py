@@ -242,6 +242,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "subscriptions": ("id",),
     "notices": ("session_id", "seq"),
     "deliveries": ("id",),
+    "mirrored": ("mirror", "session_id"),
     "runs": ("session_id", "id"),
     "events": ("session_id", "seq"),
     "drafts": ("session_id", "run_id", "part"),

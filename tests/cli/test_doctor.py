@@ -157,3 +157,14 @@ def test_variables_of_another_server_are_named_with_the_nearest_setting(tmp_path
     )
     assert "For OH_BASH_RETENTION_SECONDS, did you mean HOLDFAST_SHELL_RETENTION_SECONDS?" in found["action"]
     assert "For OH_XYZ" not in found["action"]
+
+
+async def test_the_folder_of_the_mirror_must_be_writable(store: Store, engine: Engine, tmp_path: Path):
+    folder = tmp_path / "new" / "journals"
+    found = findings("--store", engine.url, HOLDFAST_MIRROR=str(folder))
+    assert found["mirror"]["verdict"] == "ok"
+    assert not folder.parent.exists()
+    folder.parent.write_text("a file")
+    found = findings("--store", engine.url, HOLDFAST_MIRROR=str(folder))
+    assert found["mirror"]["verdict"] == "error"
+    assert "cannot write" in found["mirror"]["detail"]

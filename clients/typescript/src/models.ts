@@ -181,6 +181,8 @@ export interface CleanResult {
   archive: string | null;
   deleted: Record<string, number>;
   dry_run: boolean;
+  /** Whether files of a mirror are not deleted yet. A worker with the mirror deletes them. */
+  files_pending?: boolean;
 }
 
 /** The number of deleted entries. */
@@ -290,6 +292,8 @@ export interface EraseResult {
   erased_at: string;
   deleted: Record<string, number>;
   children: Array<string>;
+  /** Whether files of a mirror are not deleted yet. A worker with the mirror deletes them. */
+  files_pending?: boolean;
 }
 
 /** Every error has this shape. */

@@ -37,6 +37,10 @@ class CleanResult(ResponseBody):
     archive: str | None
     deleted: dict[str, int]
     dry_run: bool
+    files_pending: bool = Field(
+        False,
+        description="Whether files of a mirror are not deleted yet. A worker with the mirror deletes them.",
+    )
 
 
 class RehydrateResult(BaseModel):
@@ -54,6 +58,10 @@ class EraseResult(BaseModel):
     erased_at: datetime
     deleted: dict[str, int]
     children: list[str]
+    files_pending: bool = Field(
+        False,
+        description="Whether files of a mirror are not deleted yet. A worker with the mirror deletes them.",
+    )
 
 
 class RetentionStatus(BaseModel):

@@ -50,6 +50,7 @@ _COMMANDS = {
         "top": ("doctor:top", "Show the latest sessions and the workers, live."),
         "copy": ("copying:copy", "Copy all sessions of a store into another store."),
         "subscription": ("subscriptions:app", "Send notices of events to webhooks."),
+        "mirror": ("mirror:app", "List the mirrors of journals, and forget one that was removed."),
         "budget": ("budgets:app", "Limit what sessions, owners and agents may use."),
         "usage": ("usage:usage", "Show model requests, tokens, cost and tool calls."),
         "db": ("db:app", "Upgrade, show and check the database."),

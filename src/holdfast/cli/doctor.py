@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
@@ -165,6 +166,8 @@ async def _store(settings: Settings) -> AsyncIterator[Finding]:
         yield Finding("store", "error", str(error), "Check HOLDFAST_STORE, and that the database is running.")
     for place in _places(settings):
         yield _disk(place)
+    if settings.mirror is not None:
+        yield _mirror(settings.mirror)
 
 
 def _server(settings: Sequence[ServerSetting]) -> Iterable[Finding]:
@@ -236,6 +239,8 @@ def _places(settings: Settings) -> Iterable[Path]:
         yield Path(settings.store.removeprefix("sqlite:///")).absolute().parent
     if settings.media.startswith("disk://"):
         yield Path(settings.media.removeprefix("disk://")).absolute()
+    if settings.mirror is not None:
+        yield settings.mirror
 
 
 def _disk(place: Path) -> Finding:
@@ -245,6 +250,22 @@ def _disk(place: Path) -> Finding:
     if free < _LOW_DISK_BYTES:
         return Finding("disk", "warn", detail, "Clean sessions, or add disk space.")
     return Finding("disk", "ok", detail)
+
+
+def _mirror(folder: Path) -> Finding:
+    """Check that a file can be created in the folder of the mirror, or in the folder above if a worker has to create it."""
+    there = next((each for each in (folder, *folder.parents) if each.exists()), Path("/"))
+    try:
+        with TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        return Finding(
+            "mirror",
+            "error",
+            f"this user cannot write to {there}: {error.strerror}",
+            "Grant the user of the workers access to the folder, or free disk space.",
+        )
+    return Finding("mirror", "ok", f"{folder} can be written")
 
 
 def top(

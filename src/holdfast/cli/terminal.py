@@ -234,3 +234,7 @@ def print_counts(result: dict[str, object], counted: str, as_json: bool, sentenc
         echo(f"{name:<16}{count}")
     if result.get("archive"):
         echo(f"{'archive':<16}{result['archive']}")
+    if result.get("files_pending"):
+        echo(
+            "Files in a mirror are not deleted yet. A worker with the setting mirror deletes them. See `holdfast mirror list`."
+        )

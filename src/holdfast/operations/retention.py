@@ -136,6 +136,7 @@ async def erase(
         erased_at=erased.erased_at,
         deleted=dict(erased.deleted),
         children=list(_ids(erased.children)),
+        files_pending=erased.files_pending,
     )
 
 

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from time import monotonic
 from typing import Literal
@@ -16,6 +16,7 @@ from typing import Literal
 from holdfast.errors import BadArchive, BadInput, HoldfastError, RetentionRefused
 from holdfast.guards import refuse_cleaning
 from holdfast.media import MediaContext, MediaStore, digest_of, to_uri
+from holdfast.notices.mirror import delete_files
 from holdfast.retention.archive import longest_line, spool, verify_archive, write_archive
 from holdfast.retention.holding import give_space_back, hold_for_retention, refuse_policy_hold
 from holdfast.store import Store
@@ -38,6 +39,8 @@ class Cleaned:
     archive: str | None = None
     deleted: Mapping[str, int] = field(default_factory=dict[str, int])
     dry_run: bool = False
+    files_pending: bool = False
+    """Whether files of a mirror are not deleted yet."""
 
 
 async def clean(
@@ -61,6 +64,9 @@ async def clean(
     `idle` and `rehydrated`. A session that was restored from an archive is kept for `grace_days`: by default as long as the settings
     define, but at most `idle_days`. With `archive="media"` an archive is first stored in the media store. `dry_run` only returns what
     would be deleted. `policy` is recorded in the audit. A caller that passes a live `holder` must also return the freed space.
+
+    If a mirror has files of the session, it waits some seconds until they are deleted, except with a `holder`; `files_pending` is set if
+    some are left. A worker deletes them later.
     """
     if not idle_days >= 0:
         raise BadInput(problem=f"idle_days must be 0 or more, not {idle_days}")
@@ -73,18 +79,20 @@ async def clean(
     async with hold_for_retention(store, session_id, holder) as lease:
         state = await store.begin_cleaning(lease, idle=idle_days * DAY, grace=grace * DAY, force=force)
         if state.status == "cleaned":
-            return Cleaned(session_id=session_id, cleaned_at=state.cleaned_at, archive=_uri(state.archive))
-        kept = state.archive
-        if archive is not None:
-            kept = await _archived(store, media, lease, state)
-        deleted = await delete(store, media, lease, progress=progress)
-        detail = {"deleted": deleted, "archive": _uri(kept), "force": force, "idle_days": idle_days}
-        if policy is not None:
-            detail["policy"] = policy
-        cleaned_at = await store.finish_cleaning(lease, actor=actor, detail=json.dumps(detail))
+            done = Cleaned(session_id=session_id, cleaned_at=state.cleaned_at, archive=_uri(state.archive))
+        else:
+            kept = state.archive
+            if archive is not None:
+                kept = await _archived(store, media, lease, state)
+            deleted = await delete(store, media, lease, progress=progress)
+            detail = {"deleted": deleted, "archive": _uri(kept), "force": force, "idle_days": idle_days}
+            if policy is not None:
+                detail["policy"] = policy
+            cleaned_at = await store.finish_cleaning(lease, actor=actor, detail=json.dumps(detail))
+            done = Cleaned(session_id=session_id, cleaned_at=cleaned_at, archive=_uri(kept), deleted=deleted)
     if holder is None:
         await give_space_back(store)
-    return Cleaned(session_id=session_id, cleaned_at=cleaned_at, archive=_uri(kept), deleted=deleted)
+    return replace(done, files_pending=await delete_files(store, [session_id], wait=holder is None))
 
 
 async def delete(

@@ -4,13 +4,14 @@ The tombstone is written first: from then on the session accepts nothing, and a 
 """
 
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from holdfast.errors import HoldfastError, SessionNotFound
 from holdfast.media import MediaStore
+from holdfast.notices.mirror import delete_files
 from holdfast.retention.clean import DAY, delete
 from holdfast.retention.holding import give_space_back, hold_for_retention, refuse_policy_hold
 from holdfast.store import Store
@@ -25,6 +26,8 @@ class Erased:
     erased_at: datetime
     deleted: Mapping[str, int] = field(default_factory=dict[str, int])
     children: tuple["Erased", ...] = ()
+    files_pending: bool = False
+    """Whether files of a mirror are not deleted yet, of this session or of its children."""
 
 
 async def erase(
@@ -45,12 +48,22 @@ async def erase(
     delegate runs that have the same owner, recursively; if one of them is refused, this session is not erased. With `idle_days` the
     guards of a clean apply too, as for a policy; `grace_days` is for a session that was restored from an archive. `policy` is
     recorded in the audit. A caller that passes a live `holder` must also return the freed space.
+
+    If a mirror has files of these sessions, it waits some seconds until they are deleted, except with a `holder`; `files_pending` is set
+    if some are left. A worker deletes them later.
     """
     terms = _Terms(actor, children, idle_days, grace_days, policy, holder)
     erased = await _erase(store, media, session_id, terms, seen={session_id})
     if holder is None:
         await give_space_back(store)
-    return erased
+    pending = await delete_files(store, list(_erased_ids(erased)), wait=holder is None)
+    return replace(erased, files_pending=pending)
+
+
+def _erased_ids(erased: Erased) -> Iterator[str]:
+    yield erased.session_id
+    for child in erased.children:
+        yield from _erased_ids(child)
 
 
 async def all_children(store: Store, session_id: str) -> AsyncGenerator[str, None]:

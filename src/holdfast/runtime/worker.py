@@ -22,6 +22,7 @@ from holdfast.errors import (
 from holdfast.leases import Renewal, join, process_name
 from holdfast.logs import log_context
 from holdfast.notices.delivery import keep_delivering
+from holdfast.notices.mirror import keep_mirroring
 from holdfast.record.loading import LargeHistories
 from holdfast.retention.sweeper import sweeping
 from holdfast.runtime.agents import Agents, by_name
@@ -121,6 +122,7 @@ class Worker:
             self._rescue(),
             keep_firing(self._store),
             keep_delivering(self._store),
+            keep_mirroring(self._store),
             self._check_budgets(),
         ]
         duties = [asyncio.create_task(duty) for duty in duties]

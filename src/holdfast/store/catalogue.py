@@ -431,5 +431,30 @@ _NOTICES: Final[dict[str, Plain]] = {
     "drop_subscription_deliveries": Delete("deliveries", "subscription_id, id > ''", limited=True),
 }
 
-PLAIN: Final = _SESSIONS | _SUBMISSIONS | _SCHEDULES | _NOTICES | _CONTENT | _MEDIA | _SHELL | _SERVICE
+_MIRRORS: Final[dict[str, Plain]] = {
+    "files_to_delete": Read(
+        "mirrored", "mirror, deleting = 1", "session_id", order="session_id", limit=":limit"
+    ),
+    "recent_sessions": Read(
+        "sessions", "active_at > now - :age_us", "id, status", order="active_at desc", limit=":limit"
+    ),
+    "held_sessions": Read("heads", "holder > ''", "session_id", limit=":limit"),
+    "sessions_after": Read("sessions", "id > :after", "id, status", order="id", limit=":limit"),
+    "session_statuses": Read("sessions", "id in :session_ids", "id, status"),
+    "mirror_positions": Read("mirrored", "mirror, session_id in :session_ids"),
+    "insert_mirrored": Insert(
+        "mirrored", "mirror, session_id, seq = 0, day = 0, size = 0, deleting = 0", once=True
+    ),
+    "change_mirrored": Update("mirrored", "mirror, session_id", "seq, day, size", returning="session_id"),
+    "delete_files": Update("mirrored", "session_id, deleting = 0", "deleting = 1"),
+    "undeleted_files": Read("mirrored", "session_id, deleting = 1", "mirror"),
+    "delete_mirrored": Delete("mirrored", "mirror, session_id, deleting = 1"),
+    "next_mirror": Read("mirrored", "mirror > :after", "mirror", order="mirror", limit="1"),
+    "some_mirrored": Read("mirrored", "mirror", "session_id", order="session_id", limit=":limit"),
+    "drop_mirrored": Delete("mirrored", "mirror, session_id in :session_ids"),
+}
+
+PLAIN: Final = (
+    _SESSIONS | _SUBMISSIONS | _SCHEDULES | _NOTICES | _MIRRORS | _CONTENT | _MEDIA | _SHELL | _SERVICE
+)
 """All plain statements by name."""

@@ -35,8 +35,12 @@ CONTENT: Final = (
 """Every table with content of a session, in the order in which it is deleted."""
 
 
-KEPT: Final = frozenset({"heads", "audit", "tombstones", "schedules", "usage", "notices", "deliveries"})
-"""Tables that name sessions but contain none of their content. A schedule has its own text; an erasure of its session deletes it."""
+KEPT: Final = frozenset(
+    {"heads", "audit", "tombstones", "schedules", "usage", "notices", "deliveries", "mirrored"}
+)
+"""Tables that name sessions but contain none of their content. A schedule has its own text; an erasure of its session deletes it.
+
+A row of `mirrored` remains until the files of its session are deleted."""
 _DEEPEST: Final = 50
 """How many levels of delegates are checked."""
 
@@ -126,6 +130,7 @@ class RetentionMethods(Transactions):
         if not (yield op("begin_deleting", session_id=lease.session_id, fingerprint=kept)):
             refuse_erasing(state)
             raise SessionNotFound(id=lease.session_id)
+        yield op("delete_files", session_id=lease.session_id)
 
     @writing(changes="lease")
     def delete_content(self, lease: Lease, *, limit: int = 1000) -> Tx[dict[str, int]]:

@@ -18,6 +18,7 @@ from holdfast.store.deliveries import DeliveryMethods
 from holdfast.store.history import HistoryMethods
 from holdfast.store.journal import JournalMethods
 from holdfast.store.media import MediaMethods
+from holdfast.store.mirrored import MirrorMethods
 from holdfast.store.retention import RetentionMethods
 from holdfast.store.schema import SchemaMethods
 from holdfast.store.shell_log import ShellLogMethods
@@ -45,6 +46,7 @@ class Store(
     UsageMethods,
     BudgetMethods,
     DeliveryMethods,
+    MirrorMethods,
     CheckMethods,
     SchemaMethods,
 ):

@@ -79,6 +79,10 @@ _INDEXES: Final[Mapping[str, Sequence[IndexModel]]] = {
         _index("subscription_id", "_id"),
         _index("ended_at", partialFilterExpression={"ended_at": {"$gt": 0}}),
     ],
+    "mirrored": [
+        _index("session_id"),
+        _index("mirror", "session_id", partialFilterExpression={"deleting": 1}),
+    ],
     "runs": [
         _index("id", unique=True),
         _index("session_id", "first_seq", "id"),

@@ -286,6 +286,21 @@ CREATE INDEX deliveries_line ON deliveries (subscription_id, session_id, seq, id
 CREATE INDEX deliveries_of ON deliveries (subscription_id, id);
 CREATE INDEX deliveries_ended ON deliveries (ended_at) WHERE ended_at IS NOT NULL;
 
+-- How far the files of a session in a mirror follow its journal. A row is written before the first file, and deleted after the last one.
+CREATE TABLE mirrored (
+  mirror        idtext NOT NULL,      -- the name in its folder
+  session_id    idtext NOT NULL,
+  seq           bigint NOT NULL,      -- the last event in the files
+  day           bigint NOT NULL,      -- of the latest file, in days since 1970
+  size          bigint NOT NULL,      -- of the latest file, in bytes
+  deleting      integer NOT NULL,     -- 1: the session was cleaned or erased, so its files must be deleted
+  PRIMARY KEY (mirror, session_id)
+)
+--[sqlite] WITHOUT ROWID
+;
+CREATE INDEX mirrored_session ON mirrored (session_id);
+CREATE INDEX mirrored_deleting ON mirrored (mirror, session_id) WHERE deleting = 1;
+
 CREATE TABLE runs (
   session_id    idtext NOT NULL,
   id            idtext NOT NULL,
