@@ -88,6 +88,8 @@ OTHER_COMMANDS = {
     "import agentex": "needs the database",
     "import ml-intern": "needs the database",
     "import openhands": "needs the database",
+    "mirror list": "needs the database",
+    "mirror forget": "needs the database",
     "db upgrade": "needs the database",
     "db status": "needs the database",
     "db stats": "needs the database",

@@ -123,7 +123,7 @@ async def test_the_file_gives_space_back(engine: Engine, store: Store, tmp_path:
     assert full > 5_000_000
     while await store.shrink(limit=500):
         pass
-    assert file.stat().st_size < 400_000
+    assert file.stat().st_size < 500_000, "the tables and indexes of an empty file have about 440 KB"
     assert (tmp_path / "store.db-wal").stat().st_size == 0
 
 
@@ -140,7 +140,7 @@ async def test_every_table_that_names_a_session_is_covered(engine: Engine, store
     elif engine.name == "mongodb":
         # A collection that is not in the list cannot be used; one that names no session in its key does so in a row.
         found = {name for name, key in KEYS.items() if "session_id" in key} | {
-            *("commands", "outputs", "audit", "schedules")
+            *("commands", "outputs", "audit", "schedules", "deliveries")
         }
         async with AsyncMongoClient[dict[str, Any]](engine.url) as client:
             made = set(await client.get_default_database().list_collection_names())

@@ -374,6 +374,15 @@ async def test_a_second_writer_without_working_locks_leaves_no_content(
     """As on a network file system that lost the lock of a paused host: the first writer continues after the second has deleted the files."""
     session_id = await fill(store, open_media(store=store), ["hello"])
     reading, going = pause_before_append(monkeypatch)
+    written: list[bool] = []
+    append: Callable[..., MirrorPosition] = MirrorFolder.append
+
+    def observed(self: MirrorFolder, position: MirrorPosition, events: list[Event]) -> MirrorPosition:
+        reached = append(self, position, events)
+        written.append(files(folder, session_id) != [])
+        return reached
+
+    monkeypatch.setattr(MirrorFolder, "append", observed)
     async with mirroring(store):
         await wait_for(reading.is_set)
         (name,) = await store.mirrors()
@@ -383,7 +392,8 @@ async def test_a_second_writer_without_working_locks_leaves_no_content(
         await store.leave(holder)
         await store.forget_files(name, [session_id])
         going.set()
-        await wait_for(lambda: files(folder, session_id) != [])
+        await wait_for(lambda: bool(written))
+        assert written == [True], "the late writer has written"
         await wait_for(lambda: files(folder, session_id) == [])
 
 

@@ -77,8 +77,8 @@ async def test_redirects_are_not_followed(status: int):
     assert "Redirects are not followed" in result.error
 
 
-def date(**offset: float) -> str:
-    return email.utils.format_datetime(datetime.now(UTC) + timedelta(**offset), usegmt=True)
+def date(offset: timedelta) -> str:
+    return email.utils.format_datetime(datetime.now(UTC) + offset, usegmt=True)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,9 @@ def date(**offset: float) -> str:
         ("0", [0]),
         ("120", [120]),
         ("9" * 5000, [86400]),
-        (date(days=-1), [0]),
-        (date(days=9), [86400]),
-        (date(hours=1), range(3600 - LONG * 10, 3601)),
+        (timedelta(days=-1), [0]),
+        (timedelta(days=9), [86400]),
+        (timedelta(hours=1), range(3600 - LONG * 10, 3601)),
         ("Sat, 01 Jan 2022 00:00:00", [0]),
         ("", [None]),
         ("-5", [None]),
@@ -98,7 +98,8 @@ def date(**offset: float) -> str:
         ("Sat, 99 Jan 99999 00:00:00 GMT", [None]),
     ],
 )
-async def test_retry_after(text: str, seconds: Sequence[int | None]):
+async def test_retry_after(text: str | timedelta, seconds: Sequence[int | None]):
+    text = text if isinstance(text, str) else date(text)
     head = f"HTTP/1.1 503 Busy\r\nretry-after: {text}\r\ncontent-length: 0\r\n\r\n"
     assert (await respond(head.encode())).retry_after in seconds
 
