@@ -72,7 +72,7 @@ def notices_of(events: Iterable[Event], submissions: Iterable[Submission]) -> li
     for event in events:
         payload = json.loads(event.payload)
         is_turn = event.kind.startswith("submission_") and payload["submission_id"] in turns
-        if event.kind == "approval_requested":
+        if event.kind in {"approval_requested", "approval_reminder"}:
             wanted.append(("session.waiting", event.seq))
         elif event.kind == "run_waiting" and any(wait.get("budget") for wait in payload["waits"]):
             wanted.append(("session.budget_reached", event.seq))

@@ -23,6 +23,7 @@ NO_SESSION: Final = ""
 
 _KINDS: Final = {
     "approval_requested": "waiting",
+    "approval_reminder": "waiting",
     "submission_done": "done",
     "submission_failed": "failed",
     "run_waiting": "budget_reached",

@@ -107,6 +107,16 @@ async def test_without_a_subscription_nothing_is_kept_and_a_new_one_begins_with_
     assert await pending(store, later) == []
 
 
+async def test_a_reminder_of_a_question_is_announced_like_the_question(store: Store, session: str):
+    subscription = await subscribe(store, "waiting")
+    holder = await store.join("worker", ttl=60)
+    lease = await store.acquire(session, holder)
+    await store.write(lease, Batch(events=[NewEvent(kind="approval_reminder", payload='{"number": 1}')]))
+    await match(store)
+    (delivery,) = await pending(store, subscription)
+    assert (delivery.kind, delivery.seq) == ("waiting", 1)
+
+
 async def test_only_the_ends_of_turns_are_announced(store: Store, session: str):
     subscription = await subscribe(store)
     holder = await store.join("worker", ttl=60)

@@ -70,6 +70,8 @@ def _facts(session: Session, events: list[Event]) -> dict[str, Any]:
         facts |= {name: payload[name] for name in _IDS if name in payload}
         if events[-1].run_id is not None:
             facts["run_id"] = events[-1].run_id
+        if events[-1].kind == "approval_reminder":
+            facts["reminder"] = payload.get("number")
     return facts
 
 
