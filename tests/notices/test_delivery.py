@@ -59,12 +59,12 @@ async def ask(store: Store) -> None:
     await write(store, Batch(events=[NewEvent(kind="approval_requested", payload=calls)]))
 
 
-async def all_ended(store: Store, subscription: Subscription) -> list[str]:
-    """Wait until nothing is pending, and return the states."""
+async def all_ended(store: Store, subscription: Subscription, count: int = 1) -> list[str]:
+    """Wait until this many deliveries have ended, and return their states."""
 
     async def is_over() -> bool:
         found = (await store.deliveries(subscription.id)).items
-        return bool(found) and all(each.state != "pending" for each in found)
+        return len(found) == count and all(each.state != "pending" for each in found)
 
     await until(is_over)
     return [each.state for each in (await store.deliveries(subscription.id)).items]
@@ -98,7 +98,7 @@ async def test_a_subscription_with_content_has_the_texts(engine: Engine):
             lease, Batch(events=[done], submissions=[SubmissionChange(id="q", state="done")], status="idle")
         )
         await store.leave(holder)
-        assert await all_ended(store, subscription) == ["delivered"] * 2
+        assert await all_ended(store, subscription, 2) == ["delivered"] * 2
         asked, ended = bodies(receiver)
         assert asked["data"]["calls"] == [{"tool": "pay", "arguments": {"to": "ada"}}]
         assert (ended["type"], ended["data"]["output"]) == ("session.done", {"paid": 3})

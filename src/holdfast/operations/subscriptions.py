@@ -15,7 +15,6 @@ from holdfast.api.subscriptions import (
 )
 from holdfast.errors import BadInput, Forbidden, NotFound
 from holdfast.notices.signature import new_secret, parse_secret
-from holdfast.notices.webhook import check_url
 from holdfast.operations.access import Caller
 from holdfast.operations.registry import NO_NUL, ClientMethod, CursorText, Limit, operation
 from holdfast.subscriptions import DeliveryState, NoticeKind, Subscription, SubscriptionTerms
@@ -38,6 +37,8 @@ async def _own(caller: Caller, subscription_id: str) -> Subscription:
 
 
 def _check(caller: Caller, url: str, kinds: list[NoticeKind], *, everyone: bool) -> None:
+    from holdfast.notices.webhook import check_url  # its HTTP client: most API servers never need it
+
     check_url(url, allow=caller.settings.webhook_networks)
     if "worker_lost" in kinds and not everyone:
         raise BadInput(problem="worker_lost is about no session, so it requires everyone")
