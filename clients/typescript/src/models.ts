@@ -608,7 +608,7 @@ export interface NewSchedule {
 
 /** A new secret for a subscription. */
 export interface NewSecret {
-  /** `whsec_` and 24 to 64 bytes in Base64. By default a new one is generated. */
+  /** whsec_ and 24 to 64 bytes in Base64. By default a new one is generated. */
   secret?: string | null;
 }
 
@@ -650,7 +650,7 @@ export interface NewSubscription {
   content?: boolean;
   /** Whether it applies to the sessions of all owners. For administrators. */
   everyone?: boolean;
-  /** The secret that signs deliveries: `whsec_` and 24 to 64 bytes in Base64. By default a new one is generated. */
+  /** The secret that signs deliveries: whsec_ and 24 to 64 bytes in Base64. By default a new one is generated. */
   secret?: string | null;
   /** The owner, if not you. For administrators. */
   owner?: string | null;

@@ -40,7 +40,7 @@ class NewSubscription(RequestBody):
     )
     secret: _Secret | None = Field(
         None,
-        description="The secret that signs deliveries: `whsec_` and 24 to 64 bytes in Base64. By default a new one is generated.",
+        description="The secret that signs deliveries: whsec_ and 24 to 64 bytes in Base64. By default a new one is generated.",
     )
     owner: Name | None = Field(None, description="The owner, if not you. For administrators.")
 
@@ -65,7 +65,7 @@ class NewSecret(RequestBody):
     model_config = ConfigDict(json_schema_extra={"examples": [{}]})
     secret: _Secret | None = Field(
         None,
-        description="`whsec_` and 24 to 64 bytes in Base64. By default a new one is generated.",
+        description="whsec_ and 24 to 64 bytes in Base64. By default a new one is generated.",
     )
 
 
