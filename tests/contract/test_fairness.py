@@ -316,6 +316,7 @@ async def test_a_session_that_was_acquired_does_not_count(store: Store, limited:
         assert len(await one_store.next_work(holder, limit=8)) == 1
 
 
+@pytest.mark.processes
 async def test_without_the_limit_all_continue(store: Store, limited: Limited):
     async with limited(max_running_per_owner=1) as one_store:
         holder = await one_store.join("test", ttl=60)

@@ -168,7 +168,7 @@ async def test_no_route_builds_an_error_for_each_part_of_a_hostile_body(
     # A chat with this session is refused after its body was read, so that no response is a stream without an end.
     await store.create_session(agent="adk", owner="root", id="s1", metadata='{"framework": "adk"}')
     given = ("session_id", "run_id", "consumer", "call_id", "submission_id", "name", "schedule_id")
-    names = dict.fromkeys(given, "own")
+    names = dict.fromkeys((*given, "subscription_id", "delivery_id"), "own")
     tried = set[tuple[str, str]]()
     for method, template, body, within in samples(app):
         tried.add((method, template))
