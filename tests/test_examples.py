@@ -592,6 +592,7 @@ AMONG: dict[str, Callable[[Store, str], Any]] = {
     "docs/how-to/approvals.md#2": expires,
     "docs/how-to/approvals.md#3": delegates,
     "docs/how-to/approvals.md#4": delivers,
+    "docs/how-to/fairness.md#0": has_a_session,
     "docs/how-to/media.md#2": makes_media,
     "docs/how-to/media.md#3": publishes,
     "docs/how-to/notices.md#10": verifies,
