@@ -77,7 +77,7 @@ async def hand_on(store_url: str) -> None:
 
 async def test_the_documented_path_of_a_message_is_the_one_it_takes(tmp_path: Path):
     text = DESIGN.read_text()
-    section = text[text.index("## The path of a message") : text.index("\nAbout 85 files run")]
+    section = text[text.index("## The path of a message") : text.index("\nAbout 95 files run")]
     documented = set(re.findall(r"`(\w+/[\w/]+\.py)`", section))
     documented -= {"runtime/function_agent.py", "runtime/function_run.py"}  # of plain agents
     assert len(documented) == 22
