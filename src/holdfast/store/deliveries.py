@@ -1,8 +1,8 @@
 """Deliveries: match notices with subscriptions, and record what their receivers answered.
 
-One worker at a time sends the deliveries of a subscription: it has a claim, which another worker may replace after half a minute. A session's
-deliveries are in a line, of which only the first is due, so they arrive in order. Whatever adds to a line or ends its first one locks the
-subscription before.
+One worker at a time sends the deliveries of a subscription: it has a claim, which another worker may replace after half a minute. The
+deliveries of a session form a line. Only the first of them is due, so they arrive in order. A transaction that adds to a line, or ends its
+first delivery, locks the subscription first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from holdfast.types import TURNS, Json
 DELIVERY_DAYS: Final = 14
 """How long a delivery that has ended is kept."""
 _LEASE_US: Final = 30 * 1_000_000
-"""Longer than a batch of attempts, of which each takes ten seconds at most."""
+"""Longer than a batch of attempts. An attempt takes at most ten seconds."""
 _SECOND_US: Final = 1_000_000
 _OF_TURNS: Final = frozenset({"done", "failed", "given_up"})
 
@@ -171,7 +171,7 @@ class DeliveryMethods(SubscriptionMethods):
     def _end_claim(
         self, subscription: Subscription, claim: str, attempts: Sequence[Attempt], *, gone: str | None = None
     ) -> Tx[None]:
-        """End a claim. If all of these attempts failed, the next one is made when the first of them is to be repeated."""
+        """End a claim. If all of these attempts failed, the next one follows after the shortest of their pauses."""
         failed = bool(attempts) and not any(attempt.arrived for attempt in attempts)
         waiting = yield op("next_delivery", subscription_id=subscription.id)
         due_at = waiting[0]["due_at"] if waiting else None
