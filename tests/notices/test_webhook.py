@@ -243,3 +243,12 @@ async def test_a_timeout_of_zero_is_a_failure():
 async def test_a_malformed_secret_is_an_error_of_the_caller():
     with pytest.raises(BadInput, match="webhook secret"):
         await deliver("https://hooks.example/", secrets=["whsec_short"])
+
+
+async def test_the_timestamp_is_that_of_the_attempt():
+    """A worker passes the time of the database: a receiver refuses the timestamp of a machine whose clock is wrong."""
+    at = datetime(2030, 1, 2, tzinfo=UTC)
+    async with Receiver().listening() as receiver:
+        assert (await send(receiver.url(), b"{}", id="m", secrets=[SECRET], at=at, allow=LOOPBACK)).is_success
+        ((_, headers, _),) = receiver.requests
+        assert headers["webhook-timestamp"] == str(int(at.timestamp()))

@@ -114,7 +114,7 @@ async def _deliver(
         secrets.append(subscription.previous_secret)
     body = await build_body(store, subscription, delivery)
     allow = store.settings.webhook_networks
-    return await send(subscription.url, body, id=delivery.id, secrets=secrets, allow=allow)
+    return await send(subscription.url, body, id=delivery.id, secrets=secrets, at=now, allow=allow)
 
 
 def _judge(delivery: Delivery, result: DeliveryResult, now: datetime) -> Attempt:

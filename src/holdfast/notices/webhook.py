@@ -11,7 +11,6 @@ import asyncio
 import os
 import re
 import ssl
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -137,15 +136,17 @@ async def send(
     *,
     id: str,
     secrets: Sequence[str],
+    at: datetime | None = None,
     timeout: float = 10.0,  # noqa: ASYNC109 - limits the delivery, which then has a result
     allow: Sequence[Network] = (),
 ) -> DeliveryResult:
     """Send a webhook once, and return the result. A JSON body is signed with each of the secrets.
 
+    `at` is the time of the attempt, by default that of this machine: receivers refuse one that differs from theirs by minutes.
     Never raises an error for the URL, the network or the receiver. Raises `BadInput` if the id or a secret is malformed. The operator permits
     addresses that are not public, and http to them, with the networks in `allow`.
     """
-    headers = sign(id, int(time.time()), body, secrets)
+    headers = sign(id, int((at or datetime.now(UTC)).timestamp()), body, secrets)
     deadline = asyncio.get_running_loop().time() + timeout
     try:
         target = _parse(url, allow)
