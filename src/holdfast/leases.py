@@ -89,11 +89,13 @@ async def joined(
 
 @asynccontextmanager
 async def hold_lease(
-    store: Store, session_id: str, *, ttl: float | None = None
+    store: Store, session_id: str, *, ttl: float | None = None, patience: float = 0.0
 ) -> AsyncGenerator[Lease, None]:
-    """Hold the lease of a session while the block runs, with a holder of its own. Raises `SessionBusy`."""
+    """Hold the lease of a session while the block runs, with a holder of its own. Raises `SessionBusy`, after `patience` seconds."""
     async with joined(store, ttl=ttl) as holder:
-        yield await acquire(store, session_id, holder)
+        tries = 2 + int(patience / _PAUSE_SECONDS)
+        pause = _PAUSE_SECONDS if patience else 0.0
+        yield await acquire(store, session_id, holder, tries=tries, pause=pause)
 
 
 async def acquire(

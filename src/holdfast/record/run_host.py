@@ -18,6 +18,7 @@ from holdfast.errors import BudgetReached, Conflict, NotFound
 from holdfast.framework_sessions import refuse_foreign
 from holdfast.leases import hold_lease
 from holdfast.record.history import load, read_history
+from holdfast.record.ledger import current_call
 from holdfast.record.offloader import MediaOffloader
 from holdfast.record.open_calls import pending_calls
 from holdfast.store import Store
@@ -151,7 +152,9 @@ class StandaloneRun(RunHost):
                 problem=f"run {run.id} is already recorded, and an explicit run id can be used only once"
             )
         self.accounts, _ = await open_accounts(self._store, session, self._budgets, turn=self._turn or run_id)
-        async with hold_lease(self._store, session_id, ttl=self._ttl) as lease:
+        # The session of a delegate may still be held by the process that died with the turn above: its deadline can be later than that turn's.
+        patience = 0.0 if current_call.get() is None else 1.5 * self._store.settings.lease_ttl_seconds
+        async with hold_lease(self._store, session_id, ttl=self._ttl, patience=patience) as lease:
             latest = (await self._store.checkpoints(session_id=session_id, limit=1)).items
             if self._continues is not ... and (latest[0] if latest else None) != self._continues:
                 problem = f"session {session_id} has continued since its history was read; read it again"
