@@ -168,6 +168,10 @@ class Settings(BaseSettings):
     max_sessions: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
         None, description="How many sessions one owner may have that are not cleaned."
     )
+    max_stored_bytes_per_owner: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        description="How many bytes of content one owner may have in the store and the media store. Beyond it, new messages and sessions are refused.",
+    )
     max_running_per_owner: Annotated[int, Field(ge=1)] | None = Field(
         None,
         description="How many sessions of one owner all workers together run at once. Further ones wait, and delay no other owner.",

@@ -184,6 +184,10 @@ class TooManySessions(HoldfastError):
     """{owner!r} has {limit} sessions, and may not have more. Clean or erase some that are no longer needed, or ask an administrator, then create a new one."""
 
 
+class TooMuchStored(HoldfastError):
+    """{owner!r} has {stored} of stored content, and may have {limit}. Free space, then retry: erase sessions that are no longer needed with `holdfast sessions erase`, or have an administrator clean or archive them with `holdfast sessions clean`. The largest are: {largest}. Answers, signals and interrupts are still accepted."""
+
+
 class BudgetReached(HoldfastError):
     """The budget of {budget} is used up: {used} of {limit}. Raise it, or wait for the next day if it is daily. Then a worker continues the turn; outside a worker, `resume` continues the run."""
 

@@ -1,10 +1,11 @@
-"""Messages with the texts of other errors in them, with the right punctuation."""
+"""Messages with the texts of other errors and with sizes in them."""
 
 import inspect
 from collections.abc import Mapping
 from string import Formatter
 
 _FORMATTER = Formatter()
+_KIB = 1024
 
 
 def without_period(text: object) -> str:
@@ -26,3 +27,14 @@ def fill(template: str, facts: Mapping[str, object]) -> str:
             value = _FORMATTER.convert_field(_FORMATTER.get_field(name, (), facts)[0], conversion)
             text += format(value, spec or "")
     return text
+
+
+def size_text(count: float) -> str:
+    """Return a number of bytes with its unit, such as 1.5 MiB."""
+    if count < _KIB:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB"):
+        count /= _KIB
+        if count < _KIB:
+            return f"{count:.1f} {unit}"
+    return f"{count / _KIB:.1f} GiB"

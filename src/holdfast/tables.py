@@ -243,6 +243,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "notices": ("session_id", "seq"),
     "deliveries": ("id",),
     "mirrored": ("mirror", "session_id"),
+    "stored_bytes": ("session_id", "owner"),
     "runs": ("session_id", "id"),
     "events": ("session_id", "seq"),
     "drafts": ("session_id", "run_id", "part"),

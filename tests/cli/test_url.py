@@ -377,3 +377,22 @@ async def test_waiting_for_an_approval_over_a_server_prints_no_traceback(
         waiting = await ada.holdfast("send", "s", "pay", "--agent", "payer", "--wait")
         assert waiting.returncode == 5
         assert waiting.stderr == "waiting: pay (first), pay (second)\n"
+
+
+async def test_an_owner_that_is_full(engine: Engine, store: Store, tmp_path: Path):
+    """The command prints the server's sentence, which names the session to erase."""
+    await store.add_token(digest("hf_ada"), owner="ada")
+    await store.create_session(agent="echo", owner="ada", id="s")
+    settings = load_settings(max_stored_bytes_per_owner=1)
+    async with open_store(engine.url) as served, serving(create_app(settings, served)) as url:
+        ada = Terminal(tmp_path, {"HOLDFAST_URL": url, "HOLDFAST_TOKEN": "hf_ada"})
+        await ada.text("send", "s", "hello")
+        await store.measure("s")
+        refused = await ada.holdfast("send", "s", "more")
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert re.search(r"'ada' has [\d.]+ \w+ of stored content, and may have 1 B", refused.stderr)
+        assert re.search(r"sessions erase.*The largest are: s \(", " ".join(refused.stderr.split()))
+        assert (await ada.holdfast("send", "t", "hello", "--agent", "echo")).returncode == 2
+        await ada.text("interrupt", "s")
+        await ada.text("sessions", "erase", "s", "--yes")
+        await ada.text("send", "t", "hello", "--agent", "echo")

@@ -66,6 +66,8 @@ DAMAGE = {
     "blob references have session": "INSERT INTO blob_references (session_id, sha256) VALUES ('ghost', 'abc')",
     "reference has blob": "UPDATE blobs SET state = 'deleting'",
     "archive is stored": "UPDATE sessions SET archive = 'def' WHERE id = 'other'",
+    "stored bytes have session": "INSERT INTO stored_bytes (session_id, owner, bytes, seq) VALUES ('ghost', 'o', 0, 0)",
+    "stored bytes add up": "INSERT INTO stored_bytes (session_id, owner, bytes, seq) VALUES ('', 'o', 7, 0)",
     "erased is gone": "INSERT INTO tombstones (session_id, at) VALUES ('other', 1)",
 }
 

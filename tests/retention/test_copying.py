@@ -259,6 +259,7 @@ async def test_every_table_is_copied(store: Store):
         "notices",
         "deliveries",
         "mirrored",
+        "stored_bytes",
     }
     copied = {table.name for table in (*TABLES, *SHARED.values())}
     assert copied | own == set(KEYS)

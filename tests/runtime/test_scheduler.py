@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 
-from holdfast import Store, agent
+from holdfast import Store, agent, open_store
+from holdfast.config import load_settings
+from holdfast.errors import TooMuchStored
+from holdfast.media import open_media
+from holdfast.retention import erase
 from holdfast.runtime.scheduler import fire_due, plan
 from holdfast.schedules import Schedule, ScheduleTerms
 from holdfast.types import Submission
 from tests.builders import new_session, until
+from tests.conftest import Engine
 from tests.contract.test_schedules import make_due, scheduled
 from tests.runtime.agents import ended, working
 
@@ -101,6 +106,29 @@ async def test_a_schedule_in_an_unknown_zone_is_paused(store: Store):
     assert paused.problem is not None
     assert "Mars/Olympus" in paused.problem
     assert (await store.schedule(other.id)).last_state == "queued"
+
+
+async def test_a_tick_of_a_full_owner_submits_nothing(engine: Engine):
+    settings = load_settings(store=engine.url, max_stored_bytes_per_owner=1)
+    async with open_store(settings=settings) as store:
+        schedule = await scheduled(store)
+        session_id = await new_session(store)
+        await store.submit(session_id, "message", '{"text": "hello"}')
+        await store.measure(session_id)
+        await make_due(store, schedule)
+        await fire_due(store)
+        refused = await store.schedule(schedule.id)
+        assert refused.last_submission_id is None
+        assert not refused.paused
+        assert refused.problem is not None
+        assert refused.problem.startswith("'ada' has ")
+        assert session_id in refused.problem
+        with pytest.raises(TooMuchStored):
+            await store.run_schedule(schedule.id, actor="ada")
+        await erase(store, open_media(store=store), session_id, actor="ada")
+        await make_due(store, schedule)
+        await fire_due(store)
+        assert (await store.schedule(schedule.id)).last_state == "queued"
 
 
 async def test_a_worker_fires_and_runs(store: Store):

@@ -16,6 +16,7 @@ from holdfast.cli.help import Commands
 from holdfast.cli.options import AsJson, MediaUrl, StoreUrl, chosen_store
 from holdfast.cli.terminal import TextTable, echo, new_console, one_line, safe
 from holdfast.errors import HoldfastError
+from holdfast.sentences import size_text
 from holdfast.types import Blob
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 app = Commands("List, verify, move and collect media.")
 _PAGE = 200
-_KIB = 1024
 
 
 @app.command("list")
@@ -49,7 +49,14 @@ def list_(store: StoreUrl = None, media: MediaUrl = None, as_json: AsJson = Fals
     table = TextTable("sha256", "size", "sessions", "last stored", "media type", "file name")
     for blob in blobs:
         name = one_line(blob.file_name)
-        row = (blob.sha256, _size(blob.size), str(blob.references), _time(blob), safe(blob.media_type), name)
+        row = (
+            blob.sha256,
+            size_text(blob.size),
+            str(blob.references),
+            _time(blob),
+            safe(blob.media_type),
+            name,
+        )
         table.add_row(*row)
     new_console().print(table)
 
@@ -124,7 +131,7 @@ def gc(
         echo(json.dumps(asdict(done)))
     else:
         verb = "Would delete" if dry_run else "Deleted"
-        echo(f"{verb} {done.blobs} blobs, {_size(done.bytes)}.")
+        echo(f"{verb} {done.blobs} blobs, {size_text(done.bytes)}.")
         for problem in done.failed:
             echo(f"not deleted: {problem}", err=True)
     raise typer.Exit(ExitCode.FAILED if done.failed else ExitCode.OK)
@@ -161,7 +168,7 @@ def move(
     if as_json:
         echo(json.dumps(asdict(done)))
     else:
-        echo(f"Moved {done.blobs} blobs, {_size(done.bytes)}, to {to}.")
+        echo(f"Moved {done.blobs} blobs, {size_text(done.bytes)}, to {to}.")
         for problem in done.failed:
             echo(f"not moved: {problem}", err=True)
     raise typer.Exit(ExitCode.FAILED if done.failed else ExitCode.OK)
@@ -247,13 +254,3 @@ def _plain(blob: Blob) -> dict[str, object]:
 
 def _time(blob: Blob) -> str:
     return "" if blob.at is None else f"{blob.at:%Y-%m-%d %H:%M:%S}Z"
-
-
-def _size(count: float) -> str:
-    if count < _KIB:
-        return f"{count:.0f} B"
-    for unit in ("KiB", "MiB"):
-        count /= _KIB
-        if count < _KIB:
-            return f"{count:.1f} {unit}"
-    return f"{count / _KIB:.1f} GiB"

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, Self, TypeAlias
 
 from holdfast.config import Settings
 from holdfast.errors import Forbidden, NotFound, SessionNotFound
-from holdfast.operations.limits import RateLimits
+from holdfast.operations.limits import RateLimits, check_stored_bytes
 from holdfast.store import Store
 from holdfast.types import SCOPES, Role, Scope, Session
 
@@ -127,6 +127,12 @@ class Caller:
         if self.found is None:
             raise RuntimeError("the rule of this operation names no session")
         return self.found
+
+    async def check_stored_bytes(self) -> None:
+        """Raise `TooMuchStored` if the principal has stored as much as it may. Administrators have no limit."""
+        if not self.principal.is_admin:
+            most = self.settings.max_stored_bytes_per_owner
+            await check_stored_bytes(self.store, self.principal.owner, most)
 
 
 async def authorize(

@@ -1,4 +1,7 @@
-"""Limits of each owner, as one process counts them: requests and submissions per minute, and open streams. Administrators have none."""
+"""Limits of each owner. Administrators have none.
+
+Requests and submissions per minute, and open streams, are counted by this process; stored bytes are measured by a worker.
+"""
 
 import math
 import time
@@ -10,7 +13,8 @@ from typing import Final
 
 from holdfast.config import Settings
 from holdfast.counting import count
-from holdfast.errors import RateLimited
+from holdfast.errors import RateLimited, TooMuchStored
+from holdfast.store import Store
 
 _MINUTE: Final = 60.0
 _MOST_OWNERS: Final = 10_000
@@ -75,3 +79,14 @@ class RateLimits:
 def _limited(what: str, most: int, seconds: int) -> RateLimited:
     count("limited", what=what.partition(" ")[0])
     return RateLimited(what=what, limit=most, seconds=seconds)
+
+
+async def check_stored_bytes(store: Store, owner: str, most: int | None) -> None:
+    """Raise `TooMuchStored` if the owner has stored `most` bytes or more."""
+    if most is None:
+        return
+    try:
+        await store.refuse_full(owner, most)
+    except TooMuchStored:
+        count("limited", what="stored_bytes")
+        raise

@@ -79,19 +79,20 @@ async def clean(caller: Caller, session_id: SessionId, body: CleanRequest) -> Cl
     return CleanResult.of(cleaned)
 
 
-def check_rehydrate(caller: Caller, *, force: bool) -> None:
+async def check_rehydrate(caller: Caller, *, force: bool) -> None:
     """Raise if the caller may not rehydrate its session, before the archive is read. `rehydrate_session` checks the session again."""
     if force and not caller.principal.is_admin:
         raise Forbidden(required="the role admin for force", principal=caller.principal.owner)
     if caller.session.status != "cleaned":
         raise NotCleaned(id=caller.session.id, status=caller.session.status)
+    await caller.check_stored_bytes()
 
 
 async def rehydrate(
     caller: Caller, session_id: str, archive: IO[bytes] | None, *, force: bool
 ) -> RehydrateResult:
     """Restore a cleaned session from an archive, or from the stored archive if there is none."""
-    check_rehydrate(caller, force=force)
+    await check_rehydrate(caller, force=force)
     media = open_media(store=caller.store)
     restored = await rehydrate_session(
         caller.store, media, session_id, archive, actor=caller.actor, force=force

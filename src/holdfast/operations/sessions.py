@@ -30,6 +30,7 @@ from holdfast.errors import (
     SessionExists,
     SessionNotFound,
     TooManySessions,
+    TooMuchStored,
 )
 from holdfast.framework_sessions import refuse_foreign
 from holdfast.ids import did_you_mean
@@ -70,7 +71,7 @@ async def create_session(caller: Caller, body: NewSession) -> SessionInfo:
     if body.owner not in {None, principal.owner} and not principal.is_admin:
         raise Forbidden(required="the role admin to create sessions for others", principal=principal.owner)
     refuse_unknown_agent(service, body.agent)
-    await _check_number(caller, body.id)
+    await _check_limits(caller, body.id)
     try:
         session = await caller.store.create_session(
             agent=body.agent,
@@ -88,17 +89,26 @@ async def create_session(caller: Caller, body: NewSession) -> SessionInfo:
     return SessionInfo.of(session)
 
 
-async def _check_number(caller: Caller, session_id: str | None) -> None:
-    """Raise `TooManySessions` if the owner may not have one more. One that exists can be opened."""
-    most, owner = caller.settings.max_sessions, caller.principal.owner
-    if most is None or caller.principal.is_admin or not await caller.store.has_sessions(owner, most):
+async def _check_limits(caller: Caller, session_id: str | None) -> None:
+    """Raise `TooManySessions` or `TooMuchStored` if the owner may not have one more. One that exists can be opened."""
+    if caller.principal.is_admin:
         return
-    if session_id is not None:
-        with suppress(SessionNotFound):
-            await caller.store.session(session_id)
-            return
-    count("limited", what="sessions")
-    raise TooManySessions(owner=owner, limit=most)
+    try:
+        await _refuse_more(caller, caller.principal.owner)
+    except (TooManySessions, TooMuchStored):
+        if session_id is not None:
+            with suppress(SessionNotFound):
+                await caller.store.session(session_id)
+                return
+        raise
+
+
+async def _refuse_more(caller: Caller, owner: str) -> None:
+    most = caller.settings.max_sessions
+    if most is not None and await caller.store.has_sessions(owner, most):
+        count("limited", what="sessions")
+        raise TooManySessions(owner=owner, limit=most)
+    await caller.check_stored_bytes()
 
 
 def refuse_unknown_agent(service: Service, agent: str) -> None:
@@ -234,6 +244,7 @@ async def set_state(
     caller: Caller, session_id: SessionId, body: NewState, name: StateName = None
 ) -> JsonText:
     """Replace the agent state, or a named state, if it has the expected version."""
+    await caller.check_stored_bytes()
     state = await caller.store.set_state(
         session_id, strict_json(body.body, "state"), expected_version=body.expected_version, name=name
     )

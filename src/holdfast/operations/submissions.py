@@ -20,7 +20,7 @@ from holdfast.api.submissions import (
     UndoTarget,
 )
 from holdfast.counting import count
-from holdfast.errors import BadInput, Conflict, NotFound
+from holdfast.errors import BadInput, Conflict, NotFound, TooMuchStored
 from holdfast.jsontext import strict_json
 from holdfast.operations.access import Caller
 from holdfast.operations.registry import ClientMethod, CursorText, Limit, SessionId, operation
@@ -42,15 +42,25 @@ async def submit_kind(
     lane: Lane = "main",
     **options: Any,
 ) -> SubmissionInfo:
-    """Queue a submission, count it, and pass the trace of the caller to the worker. The control lane has no limit per minute."""
+    """Queue a submission, count it, and pass the trace of the caller to the worker. The limits of an owner do not apply to the control lane."""
     if lane == "main" and not caller.principal.is_admin:
         caller.service.limits.use("submissions", caller.principal.owner)
+        await _refuse_full(caller, session_id, options.get("idempotency_key"))
     with span("holdfast submit", SUBMIT, within=caller.trace, session_id=session_id, kind=kind):
         sent: Submission = await caller.store.submit(
             session_id, kind, strict_json(payload, "payload"), lane=lane, trace=carried(), **options
         )
     count("submissions", kind=kind)
     return SubmissionInfo.of(sent)
+
+
+async def _refuse_full(caller: Caller, session_id: str, key: str | None) -> None:
+    """Raise `TooMuchStored` if the owner is full, unless this is a repetition of a submission that was accepted."""
+    try:
+        await caller.check_stored_bytes()
+    except TooMuchStored:
+        if key is None or not await caller.store.is_submitted(session_id, key):
+            raise
 
 
 @operation(

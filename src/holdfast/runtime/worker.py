@@ -24,6 +24,7 @@ from holdfast.logs import log_context
 from holdfast.notices.delivery import keep_delivering
 from holdfast.notices.mirror import keep_mirroring
 from holdfast.record.loading import LargeHistories
+from holdfast.retention.measuring import keep_measuring
 from holdfast.retention.sweeper import sweeping
 from holdfast.runtime.agents import Agents, by_name
 from holdfast.runtime.pace import Pace
@@ -123,6 +124,7 @@ class Worker:
             keep_firing(self._store),
             keep_delivering(self._store),
             keep_mirroring(self._store),
+            keep_measuring(self._store, holder),
             self._check_budgets(),
         ]
         duties = [asyncio.create_task(duty) for duty in duties]

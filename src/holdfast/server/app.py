@@ -39,6 +39,7 @@ from holdfast.errors import (
     StoreError,
     TooManyExports,
     TooManySessions,
+    TooMuchStored,
     TurnInProgress,
     Unauthenticated,
 )
@@ -71,6 +72,7 @@ _STATUS: Final[tuple[tuple[type[HoldfastError], int], ...]] = (
     (QueueFull, 429),
     (RateLimited, 429),
     (TooManySessions, 409),
+    (TooMuchStored, 409),
     (BudgetReached, 409),
     (Conflict, 409),
     (TurnInProgress, 409),

@@ -94,7 +94,7 @@ async def rehydrate(
 ) -> RehydrateResult:
     """Restore a cleaned session from the archive in the body, or from the stored archive if there is no body."""
     caller = caller_of(request)
-    retention.check_rehydrate(caller, force=force)
+    await retention.check_rehydrate(caller, force=force)
     with await while_allowed(request, spool(request.stream())) as archive:
         given = archive if archive.read(1) else None
         archive.seek(0)

@@ -23,7 +23,8 @@ from holdfast.ids import check_id, check_uuid, new_id
 from holdfast.store.hub import READY, inbox
 from holdfast.store.rows import Rows
 from holdfast.store.shell import imported_command
-from holdfast.store.transactions import Statement, Transactions, Tx, op
+from holdfast.store.stored_bytes import StoredBytesMethods, record_bytes
+from holdfast.store.transactions import Statement, Tx, op
 from holdfast.tables import BY_NAME, SESSION, Table
 from holdfast.types import SUSPENDED, Json, Lease
 
@@ -36,7 +37,7 @@ _EVENT = ("seq", "kind", "run_id", "step", "at", "payload", "message")
 _CURSORS = 10_000
 
 
-class ArchiveMethods(Transactions):
+class ArchiveMethods(StoredBytesMethods):
     """The transactions of archive.sql, and those that are the same for every table."""
 
     @abstractmethod
@@ -142,6 +143,8 @@ class ArchiveMethods(Transactions):
         yield op("ready_if_work", session_id=session_id, control_only=control_only)
         for broken in (yield from self._violations(session_id=session_id, limit=1)):
             raise BadArchive(problem=f"its rows are inconsistent: {broken.detail}"[:300])
+        if self.settings.max_stored_bytes_per_owner is not None:
+            yield from record_bytes(session_id, (yield from self._size(session_id)), session["seq"])
         audit_id, actor, action, detail = audit
         yield op("add_audit", id=audit_id, actor=actor, action=action, session_id=session_id, detail=detail)
         return counts

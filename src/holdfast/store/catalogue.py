@@ -454,7 +454,34 @@ _MIRRORS: Final[dict[str, Plain]] = {
     "drop_mirrored": Delete("mirrored", "mirror, session_id in :session_ids"),
 }
 
+_OF_OWNER: Final = "session_id = '', owner"
+
+_STORED_BYTES: Final[dict[str, Plain]] = {
+    "owner_bytes": Read("stored_bytes", _OF_OWNER, "bytes"),
+    # The sum is among them, and is never smaller than one of the others.
+    "largest_sessions": Read(
+        "stored_bytes", "owner", "session_id, bytes", order="bytes desc", limit=":limit"
+    ),
+    "measured_sessions": Read("stored_bytes", "session_id in :session_ids", "session_id, owner, bytes, seq"),
+    "outdated_sessions": Read("stored_bytes", "seq < 0", "session_id", limit=":limit"),
+    "set_session_bytes": Insert("stored_bytes", "session_id, owner, bytes, seq", replaces=True),
+    "insert_owner_bytes": Insert("stored_bytes", "session_id = '', owner, bytes = 0, seq = 0", once=True),
+    "add_owner_bytes": Update("stored_bytes", _OF_OWNER, "bytes = bytes + :more", returning="bytes"),
+    "outdate_sessions": Update("stored_bytes", "session_id in :session_ids", "seq = -1"),
+    "drop_session_bytes": Delete("stored_bytes", "session_id"),
+    "drop_owner_bytes": Delete("stored_bytes", f"{_OF_OWNER}, bytes = 0"),
+}
+
 PLAIN: Final = (
-    _SESSIONS | _SUBMISSIONS | _SCHEDULES | _NOTICES | _MIRRORS | _CONTENT | _MEDIA | _SHELL | _SERVICE
+    _SESSIONS
+    | _SUBMISSIONS
+    | _SCHEDULES
+    | _NOTICES
+    | _MIRRORS
+    | _STORED_BYTES
+    | _CONTENT
+    | _MEDIA
+    | _SHELL
+    | _SERVICE
 )
 """All plain statements by name."""

@@ -10,10 +10,10 @@ from typing import Final
 
 from holdfast.errors import SessionCleaned, SessionMoved, SessionNotFound
 from holdfast.ids import check_id
-from holdfast.store.rows import Rows, from_row, page_limit
+from holdfast.store.activity import activity
+from holdfast.store.rows import from_row, page_limit
 from holdfast.store.transactions import Transactions, Tx, op, reading, writing
 
-_CLOSED: Final = frozenset({"cleaning", "cleaned"})
 _RECENT_US: Final = 10 * 1_000_000
 _MOST: Final = 2000
 
@@ -50,38 +50,24 @@ class MirrorMethods(Transactions):
     ) -> Tx[MirrorWork]:
         """Find sessions with events that a mirror does not have, among those that are active, those in `also`, and the `limit` sessions after `after`.
 
-        Not every event changes the time of its session's last activity, and an import sets it to the past. Therefore every session is compared
-        from time to time, in the order of ids. `after=None` omits these. Those in `also` come first.
+        Those in `also` come first. `after=None` omits the sessions in the order of ids.
         """
         deleting = yield op("files_to_delete", mirror=mirror, limit=page_limit(limit))
-        recent = yield op("recent_sessions", age_us=_RECENT_US, limit=_MOST)
-        held = yield op("held_sessions", limit=_MOST)
-        page: Rows = []
-        if after is not None:
-            page = yield op("sessions_after", after=after, limit=page_limit(limit))
-        statuses: dict[str, str] = {row["id"]: row["status"] for row in [*recent, *page]}
-        others = {*also, *(row["session_id"] for row in held)} - statuses.keys()
-        if others:
-            rows = yield op("session_statuses", session_ids=sorted(others))
-            statuses |= {row["id"]: row["status"] for row in rows}
-        active: list[str] = [row["id"] for row in recent] + [row["session_id"] for row in held]
-        ids = list(dict.fromkeys([*also, *active, *statuses]))
-        heads = yield op("watched_heads", session_ids=ids)
-        last = {row["session_id"]: row["number"] for row in heads}
-        rows = yield op("mirror_positions", mirror=mirror, session_ids=ids)
+        found = yield from activity(age_us=_RECENT_US, most=_MOST, also=also, after=after, limit=limit)
+        rows = yield op("mirror_positions", mirror=mirror, session_ids=list(found.last))
         waiting = {row["session_id"] for row in rows if row["deleting"]}
         known = {row["session_id"]: from_row(MirrorPosition, row) for row in rows}
         behind = [
-            (position, last[session_id])
-            for session_id in ids
-            if statuses.get(session_id, "cleaned") not in _CLOSED and session_id not in waiting
-            if (position := known.get(session_id, MirrorPosition(session_id))).seq < last.get(session_id, 0)
+            (position, seq)
+            for session_id, seq in found.last.items()
+            if session_id not in waiting
+            if (position := known.get(session_id, MirrorPosition(session_id))).seq < seq
         ]
         return MirrorWork(
             deleting=[row["session_id"] for row in deleting],
             behind=behind,
             unknown=frozenset(position.session_id for position, _ in behind) - known.keys(),
-            after=page[-1]["id"] if len(page) >= limit else "",
+            after=found.after,
         )
 
     @writing(repeatable=True)

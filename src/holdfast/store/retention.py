@@ -1,7 +1,6 @@
 """The transactions of retention: guards under the lock, deletion in bounded batches, and the marks that start and end it."""
 
 import json
-from abc import abstractmethod
 from datetime import datetime
 from typing import Final
 
@@ -10,7 +9,8 @@ from holdfast.guards import refuse_cleaning, refuse_erasing
 from holdfast.ids import check_id, new_id
 from holdfast.store.archive import fingerprint
 from holdfast.store.media import to_blob
-from holdfast.store.rows import Row, Rows, maybe_moment, moment, page_limit
+from holdfast.store.rows import Row, maybe_moment, moment, page_limit
+from holdfast.store.stored_bytes import forget_bytes
 from holdfast.store.transactions import Transactions, Tx, lease_lost, op, reading, writing
 from holdfast.types import Blob, Json, Lease, RetentionState
 
@@ -36,7 +36,17 @@ CONTENT: Final = (
 
 
 KEPT: Final = frozenset(
-    {"heads", "audit", "tombstones", "schedules", "usage", "notices", "deliveries", "mirrored"}
+    {
+        "heads",
+        "audit",
+        "tombstones",
+        "schedules",
+        "usage",
+        "notices",
+        "deliveries",
+        "mirrored",
+        "stored_bytes",
+    }
 )
 """Tables that name sessions but contain none of their content. A schedule has its own text; an erasure of its session deletes it.
 
@@ -59,20 +69,10 @@ class RetentionMethods(Transactions):
         rows = yield op("content_counts", session_id=session_id)
         return {row["kind"]: row["number"] for row in rows if row["number"]}
 
-    @reading
-    def content_bytes(self, session_id: str) -> Tx[int]:
-        """Return about how many bytes the content of a session has in the database, without indexes and media."""
-        rows = yield from self._content_sizes(check_id(session_id, "session id"))
-        return sum(row["bytes"] for row in rows)
-
     def _delete_run_numbers(self, session_id: str) -> Tx[None]:
         """Delete the numbers of the session's runs, if the engine stores numbers instead of ids."""
         del session_id
         yield from ()
-
-    @abstractmethod
-    def _content_sizes(self, session_id: str) -> Tx[Rows]:
-        """Return the bytes of a session's rows in each table with content."""
 
     @reading
     def child_sessions(
@@ -193,6 +193,7 @@ class RetentionMethods(Transactions):
         yield from self._fence(lease, 0)
         rows = yield op("finish_cleaning", session_id=lease.session_id)
         yield from self._delete_run_numbers(lease.session_id)
+        yield from forget_bytes(lease.session_id)
         if rows:
             yield op(
                 "add_audit",
@@ -229,6 +230,7 @@ class RetentionMethods(Transactions):
             yield from self._fence(lease, 0)
             yield from self._delete_run_numbers(lease.session_id)
             yield from self._delete_schedules(lease.session_id, actor)
+            yield from forget_bytes(lease.session_id)
             yield op("erase_session", session_id=lease.session_id)
             yield op("erase_head", session_id=lease.session_id)
             yield op(

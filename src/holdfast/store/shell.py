@@ -18,6 +18,7 @@ from holdfast.store.rows import (
     page_limit,
     to_cursor,
 )
+from holdfast.store.stored_bytes import outdate
 from holdfast.store.transactions import Transactions, Tx, bounded, op, reading, refuse_closed, writing
 from holdfast.types import Page
 
@@ -226,6 +227,7 @@ class ShellMethods(Transactions):
         ended = yield op(
             "commands_to_purge", older_than_us=round(seconds * 1_000_000), owner=owner, limit=left
         )
+        yield from outdate([row["session_id"] for row in ended])
         for row in ended:
             deleted = yield op("purge_outputs", command_id=row["id"], limit=left)
             left -= len(deleted)

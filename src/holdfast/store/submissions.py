@@ -277,6 +277,11 @@ class SubmissionMethods(Transactions):
         return from_row(Submission, rows[0])
 
     @reading
+    def is_submitted(self, session_id: str, idempotency_key: str) -> Tx[bool]:
+        """Return whether the session has a submission with this idempotency key."""
+        return bool((yield op("submission_by_key", session_id=session_id, idempotency_key=idempotency_key)))
+
+    @reading
     def submissions(
         self,
         session_id: str,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from holdfast.errors import BadInput
 from holdfast.ids import check_choice, check_id
 from holdfast.store.rows import Row, from_cursor, from_row, is_part, page_limit, to_cursor
+from holdfast.store.stored_bytes import outdate
 from holdfast.store.transactions import Transactions, Tx, bounded, op, reading, writing
 from holdfast.types import DUE_BY, Due, DueBy, Duty, Holder, Json, Page
 
@@ -63,7 +64,9 @@ class SweepMethods(Transactions):
         """Delete those of the submissions that have ended and whose session is not on hold; return how many."""
         for submission_id in ids:
             check_id(submission_id, "submission id")
-        return len((yield op("drop_submissions", ids=list(ids))))
+        rows = yield op("drop_submissions", ids=list(ids))
+        yield from outdate([row["session_id"] for row in rows])
+        return len(rows)
 
     @writing(repeatable=True)
     def take_duty(self, name: str, holder: Holder, *, every: float = 0.0) -> Tx[bool]:

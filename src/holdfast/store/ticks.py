@@ -14,6 +14,7 @@ from holdfast.ids import new_id, title_from
 from holdfast.schedules import KEY, Schedule
 from holdfast.store.rows import from_row, microseconds
 from holdfast.store.schedules import Outrun, ScheduleMethods
+from holdfast.store.stored_bytes import refuse_full
 from holdfast.store.submissions import NewSubmission
 from holdfast.store.transactions import Tx, op, topics, writing
 from holdfast.store.write import LONGEST_ERROR
@@ -112,6 +113,9 @@ class TickMethods(ScheduleMethods):
 
         Locks sessions before the schedule, like an erasure.
         """
+        limit = self.settings.max_stored_bytes_per_owner
+        if limit is not None:
+            yield from refuse_full(schedule.owner, limit)
         key = f"{KEY}{schedule.id}/{occasion}"
         if is_open(schedule) and schedule.overlap == "interrupt":
             last = schedule.last_session_id or session_id

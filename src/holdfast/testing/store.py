@@ -7,7 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.errors import BadInput, Conflict, HolderLost, LeaseLost, SessionBusy, SessionNotFound
+from holdfast.errors import (
+    BadInput,
+    Conflict,
+    HolderLost,
+    LeaseLost,
+    SessionBusy,
+    SessionNotFound,
+    TooMuchStored,
+)
 from holdfast.store import Store
 from holdfast.types import (
     Batch,
@@ -260,6 +268,20 @@ class StoreConformance:
         await store.write(lease, Batch(events=[NewEvent(kind="message")], drafts_done=["r"]))
         await store.put_drafts(lease, [first])
         assert [draft.follows for draft in await store.drafts(lease.session_id)] == [3]
+
+    async def test_the_stored_bytes_of_an_owner(self, store: Store) -> None:
+        lease, _ = await held_session(store)
+        await store.write(lease, ticks(3))
+        assert lease.session_id in (await store.unmeasured(within=3600)).session_ids
+        await store.measure(lease.session_id)
+        assert lease.session_id not in (await store.unmeasured(within=3600)).session_ids
+        stored = await store.stored_bytes("ada")
+        assert stored == await store.content_bytes(lease.session_id) > 0
+        await store.refuse_full("ada", stored + 1)
+        with pytest.raises(TooMuchStored):
+            await store.refuse_full("ada", stored)
+        await store.write(lease, ticks(1))
+        assert lease.session_id in (await store.unmeasured(within=3600)).session_ids
 
     async def test_an_unknown_session(self, store: Store) -> None:
         with pytest.raises(SessionNotFound):

@@ -23,6 +23,7 @@ _COPIED: Final = {
     "heads": "session_id agent seq holder ready_at",
     "submissions": "session_id position id state lane ended_at deliver_at",
     "schedules": "id session_id paused next_at",
+    "stored_bytes": "session_id owner bytes",
     "runs": "session_id id",
     "events": "session_id seq segment position",
     "drafts": "session_id",

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from holdfast.store.mongo.documents import Documents, MongoRow
+from holdfast.store.mongo.documents import Documents, MongoRow, span
 
 
 async def lock_content(_: Documents, **__: object) -> list[MongoRow]:
@@ -123,3 +123,11 @@ async def owned_reference(db: Documents, *, owner: str, sha256: str) -> list[Mon
         {"$limit": 1},
         {"$project": {"_id": 0, "id": 1}},
     )
+
+
+async def media_bytes(db: Documents, *, session_id: str) -> list[MongoRow]:
+    """Add up the media of a session. While media is moved, the same content can be in two locations: it counts once."""
+    references = await db.find("blob_references", span("blob_references", session_id), fields=["sha256"])
+    where = {"sha256": {"$in": [row["sha256"] for row in references]}, "state": "stored"}
+    sizes = {row["sha256"]: row["size"] for row in await db.find("blobs", where, fields=["sha256", "size"])}
+    return [MongoRow(bytes=sum(sizes.values()))]

@@ -83,6 +83,11 @@ _INDEXES: Final[Mapping[str, Sequence[IndexModel]]] = {
         _index("session_id"),
         _index("mirror", "session_id", partialFilterExpression={"deleting": 1}),
     ],
+    "stored_bytes": [
+        _index("session_id"),
+        IndexModel([("owner", 1), ("bytes", -1)]),
+        _index("seq", partialFilterExpression={"seq": {"$lt": 0}}),
+    ],
     "runs": [
         _index("id", unique=True),
         _index("session_id", "first_seq", "id"),

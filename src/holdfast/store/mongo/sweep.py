@@ -100,7 +100,8 @@ async def drop_submissions(db: Documents, *, ids: Sequence[str]) -> list[MongoRo
     rows = await db.find("submissions", where, fields=["session_id"])
     sessions = await by_key(db, "sessions", [row["session_id"] for row in rows])
     free = [r["_id"] for r in rows if not sessions.get(r["session_id"], MongoRow())["hold"]]
-    return await db.delete("submissions", {"_id": {"$in": free}}) if free else []
+    gone = await db.delete("submissions", {"_id": {"$in": free}}) if free else []
+    return [MongoRow(session_id=row["_id"]["session_id"]) for row in gone]
 
 
 async def take_duty(db: Documents, *, name: str, holder: str, every_us: int) -> list[MongoRow]:

@@ -205,3 +205,16 @@ SELECT t.session_id, 'it was erased and is there, ' || s.status AS detail
 FROM tombstones t JOIN sessions s ON s.id = t.session_id
 WHERE s.status <> 'cleaning'
 LIMIT :limit;
+
+-- name: check_stored_bytes_have_session
+SELECT t.session_id, 'its size is recorded for ' || t.owner || ', who has no such session with content' AS detail FROM stored_bytes t
+WHERE t.session_id <> ''
+  AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.id = t.session_id AND s.owner = t.owner AND s.status <> 'cleaned')
+LIMIT :limit;
+
+-- name: check_stored_bytes_add_up
+SELECT 'none' AS session_id, 'the sum of the stored bytes of ' || t.owner || ' is wrong by '
+  || sum(CASE WHEN t.session_id = '' THEN t.bytes ELSE -t.bytes END) AS detail
+FROM stored_bytes t GROUP BY t.owner
+HAVING sum(CASE WHEN t.session_id = '' THEN t.bytes ELSE -t.bytes END) <> 0
+LIMIT :limit;

@@ -84,3 +84,10 @@ WHERE s.owner = :owner
   AND (SELECT count(*) FROM blob_references r WHERE r.session_id = s.id AND r.sha256 = :sha256) > 0
 ORDER BY s.active_at DESC, s.id DESC
 LIMIT 1;
+
+-- name: media_bytes
+-- The media of a session. While media is moved, the same content can be in two locations: it counts once.
+SELECT CAST(coalesce(sum(size), 0) AS bigint) AS bytes FROM (
+  SELECT max(b.size) AS size FROM blob_references r JOIN blobs b ON b.sha256 = r.sha256 AND b.state = 'stored'
+  WHERE r.session_id = :session_id GROUP BY r.sha256
+) AS media;

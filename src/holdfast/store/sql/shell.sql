@@ -78,7 +78,7 @@ WHERE purged_at IS NULL
 
 -- name: commands_to_purge
 -- Oldest first, by the index of commands that ended and were not purged. The cost is proportional to the result and the commands on hold.
-SELECT c.id FROM commands c
+SELECT c.id, c.session_id FROM commands c
 WHERE c.ended_at IS NOT NULL AND c.purged_at IS NULL AND c.ended_at <= now_us() - :older_than_us
   AND c.owner = :owner   --? owner
   AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.id = c.session_id AND s.hold = 1)

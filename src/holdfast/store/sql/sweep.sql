@@ -48,7 +48,7 @@ DELETE FROM submissions
 WHERE ended_at IS NOT NULL AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.id = session_id AND s.hold = 1)
 --[sqlite] AND id IN (SELECT value FROM json_each(:ids))
 --[postgres] AND id = ANY(CAST(:ids AS text[]))
-RETURNING 1 AS gone;
+RETURNING session_id;
 
 -- name: take_duty
 -- By its current holder, or by any holder if that is dead; not before `every` has passed since it was last done.

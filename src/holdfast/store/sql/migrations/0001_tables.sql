@@ -301,6 +301,20 @@ CREATE TABLE mirrored (
 CREATE INDEX mirrored_session ON mirrored (session_id);
 CREATE INDEX mirrored_deleting ON mirrored (mirror, session_id) WHERE deleting = 1;
 
+-- How many bytes of content each session has, as last measured: for the limit of its owner, and only while there is one. The row with the
+-- session '' has the sum for the owner, so that a submission reads one row.
+CREATE TABLE stored_bytes (
+  session_id    idtext NOT NULL,
+  owner         text NOT NULL,
+  bytes         bigint NOT NULL,
+  seq           bigint NOT NULL,      -- the session's event number when it was measured; -1: some content was deleted since
+  PRIMARY KEY (session_id, owner)
+)
+--[sqlite] WITHOUT ROWID
+;
+CREATE INDEX stored_bytes_largest ON stored_bytes (owner, bytes DESC);
+CREATE INDEX stored_bytes_outdated ON stored_bytes (session_id) WHERE seq < 0;
+
 CREATE TABLE runs (
   session_id    idtext NOT NULL,
   id            idtext NOT NULL,
