@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.store import Store
 from holdfast.testing.store import held_session, new_session, ticks, within
-from holdfast.types import Holder, Lease
+from holdfast.types import Blob, Holder, Lease
 
 __all__ = ["brief", "claim", "held_session", "new_session", "ticks", "until", "within"]
 
@@ -30,3 +30,14 @@ async def claim(store: Store, holder: Holder, **options: Any) -> Lease | None:
     for work in await store.next_work(holder, **options):
         return work.lease
     return None
+
+
+async def contents(store: Store) -> list[Blob]:
+    """The blobs that are not profiles of model requests."""
+    return [blob for blob in (await store.blobs()).items if blob.media_type != "application/json"]
+
+
+async def referred(store: Store, session_id: str) -> set[str]:
+    """The digests of those that a session refers to."""
+    found = {blob.sha256 for blob in await contents(store)}
+    return {sha256 for _, sha256 in await store.references(session_id=session_id)} & found

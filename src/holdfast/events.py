@@ -2,16 +2,14 @@
 
 Read them with `session.events()`, and distinguish them by class or by `kind`:
 
-    from holdfast.events import MessageAdded, ToolCallStarted
+    from holdfast.events import ToolCallStarted
 
     async for event in session.events():
         match event:
             case ToolCallStarted(tool=tool):
                 print("running", tool)
-            case MessageAdded(message=message):
-                print(message)
 
-An event of a kind that this version does not define, or whose payload it cannot read, is an `OtherEvent`.
+An event of an unknown kind, or whose payload this version cannot read, is an `OtherEvent`.
 """
 
 from datetime import datetime
@@ -36,7 +34,6 @@ class _Event(BaseModel):
     at: datetime
     run_id: str | None = None
     step: int | None = None
-    """The step of the run, if the event belongs to one."""
 
 
 class SubmissionQueued(_Event):
@@ -46,7 +43,6 @@ class SubmissionQueued(_Event):
     submission_id: str = _payload("submission_id")
     submission_kind: str = _payload("kind")
     schedule: str | None = _payload("schedule", None)
-    """The schedule that sent it, if one did."""
 
 
 class SubmissionStarted(_Event):
@@ -204,7 +200,6 @@ class TokenUsage(BaseModel):
     """The tokens of one model request."""
 
     model_config = ConfigDict(frozen=True)
-
     input_tokens: int = 0
     output_tokens: int = 0
 
@@ -216,12 +211,18 @@ class ModelRequestStarted(_Event):
 
 
 class ModelRequestCompleted(_Event):
-    """The model responded. `cost` is in US dollars, as a decimal number, if the price of the model is known."""
+    """The model responded. `cost` is in US dollars, as a decimal number, if the price of the model is known.
+
+    `profile`, `sent` and `added` describe [the request](../how-to/requests.md).
+    """
 
     kind: Literal["model_request_completed"] = "model_request_completed"
     model: str | None = _payload("model", None)
     usage: TokenUsage = _payload("usage", TokenUsage())
     cost: str | None = _payload("cost", None)
+    profile: str | None = _payload("profile", None)
+    sent: tuple[int | tuple[int, int], ...] | None = _payload("sent", None)
+    added: Any = _payload("added", ())
 
 
 class ModelRequestFailed(_Event):

@@ -23,6 +23,7 @@ from holdfast.media.walker import digests
 from holdfast.record import is_provider_valid
 from holdfast.record.history import RecordedHistory, dump, load, read_history
 from holdfast.record.offloader import MediaOffloader
+from tests.builders import referred
 from tests.record.agents import call, recorded
 
 text = st.text(max_size=40) | st.text(min_size=128, max_size=200) | st.just("media+sha256://x#text")
@@ -75,7 +76,7 @@ async def test_a_recorded_history_loads_equal(
         (latest,) = (await store.checkpoints(session_id="talk", limit=1)).items
         short = await read_history(store, "talk", latest)
         bodies = await MediaOffloader(store).back(short)
-        assert set(digests(short)) == {sha256 for _, sha256 in await store.references(session_id="talk")}
+        assert set(digests(short)) == await referred(store, "talk")
         loaded = load(bodies)
         assert loaded == result.all_messages() == await load_history(store, latest)
         assert [dump(message) for message in loaded] == bodies

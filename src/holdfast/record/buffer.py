@@ -24,13 +24,16 @@ from holdfast.record.calls import Calls
 from holdfast.record.history import RecordedHistory
 from holdfast.record.offloader import MediaOffloader
 from holdfast.record.open_calls import pending_calls
+from holdfast.record.profiles import Profiles
 from holdfast.record.run_host import RunHost
-from holdfast.record.usage import UsageMeter
+from holdfast.record.usage import Counted, UsageMeter
 from holdfast.record.waits import Suspended, Wait, for_budget
 from holdfast.store import Store
 from holdfast.types import Batch, Chain, Checkpoint, CheckpointKind, Effect, Lease, NewEvent, Run
 
 if TYPE_CHECKING:
+    from pydantic_ai.models import ModelRequestContext
+
     from holdfast.budgets import Account
 
 _A_MOMENT = 0.005
@@ -171,7 +174,7 @@ class BatchWriter(ABC):
             # The fact that a call was carried out matters more than its result.
             batch.effects = [ledger.without_result(effect) for effect in batch.effects]
             # Leave the history out: in messages that were not moved out, references are not escaped either.
-            batch.segments, batch.messages, batch.checkpoints = [], [], []
+            batch.segments, batch.messages, batch.checkpoints, batch.blobs = [], [], [], []
             for event in batch.events:
                 event.message = None
             await write(batch)
@@ -258,6 +261,8 @@ class Buffer(BatchWriter):
         self.accounts: Sequence[Account] = host.accounts
         """What the run counts towards."""
         self._events: list[NewEvent] = []  # for the next batch
+        self._blobs: list[str] = []  # to which these events refer
+        self._profiles = Profiles(self._refer)
         self.receiving = asyncio.Lock()
         """Held while a wait receives a signal, so that no other one receives it."""
         self._beginning: Beginning | None = None  # until a batch contains it
@@ -274,6 +279,19 @@ class Buffer(BatchWriter):
     def add(self, event: NewEvent) -> None:
         """Write an event with the next batch."""
         self._events.append(event)
+
+    def responded(
+        self, event: NewEvent, counted: Counted, request: "ModelRequestContext", history: list[ModelMessage]
+    ) -> None:
+        """Write with the next batch what a model request used, and this event with the facts about it."""
+        self.meter.add(counted)
+        event.payload = lenient_json({**counted.facts, **self._profiles.facts(request, history)})
+        self.add(event)
+
+    def _refer(self, digest: str, data: bytes) -> None:
+        """Let the next batch refer to some content, which is put into the media store with it."""
+        self._offloader.hold(digest, data)
+        self._blobs.append(digest)
 
     def keep_undoable(self) -> None:
         """Remember that the run has a step that can be undone."""
@@ -430,12 +448,14 @@ class Buffer(BatchWriter):
         batch.effects = self._calls.take(effects)
         batch.usage = self.meter.take(batch.usage)
         batch.accounts = self.accounts
-        self._events = []
+        batch.blobs = [*batch.blobs, *self._blobs]
+        self._events, self._blobs = [], []
         return batch
 
     def _keep(self, batch: Batch) -> None:
         self.meter.give_back(batch.usage)
         self._events = [*(event for event in batch.events if event.message is None), *self._events]
+        self._blobs = [*batch.blobs, *self._blobs]
         ended = (
             effect
             if effect.message is None

@@ -44,7 +44,7 @@ from holdfast.record.delegates import Delegate, can_defer, continue_delegate
 from holdfast.record.ending import complete_run, fail_run, wait_for_budget
 from holdfast.record.history import open_history
 from holdfast.record.ledger import Policy
-from holdfast.record.offloader import MediaOffloader
+from holdfast.record.offloader import RESPONDED, MediaOffloader
 from holdfast.record.open_calls import close_open_calls, pending_calls
 from holdfast.record.probes import Probe
 from holdfast.record.run_host import RunHost, RunStart, StandaloneRun, waited_runs
@@ -363,8 +363,7 @@ class _Recorder(AbstractCapability[Any]):
         try:
             await self.buffer.join()
         finally:  # the request was made, even if the run is stopped here
-            self.buffer.meter.add(counted)
-            self.buffer.add(run_event(ctx, "model_request_completed", **counted.facts))
+            self.buffer.responded(run_event(ctx, RESPONDED), counted, request_context, ctx.messages)
         self._calls.made_by(response)
         return response
 

@@ -7,9 +7,11 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from holdfast.errors import BudgetReached, MediaCollected
-from holdfast.media import MediaStore, open_media, walker
+from holdfast.media import MediaContext, MediaStore, open_media, walker
+from holdfast.media.database import DatabaseMedia
 from holdfast.media.messages import check_threshold, move_back, move_out
 from holdfast.record.loading import admit
 from holdfast.store import Store
@@ -17,7 +19,12 @@ from holdfast.types import Batch, Effect, Json
 
 _PUTS = 3
 COMPLETED: Final = "run_completed"
-"""The kind of event that may have a large payload: the output of the agent."""
+RESPONDED: Final = "model_request_completed"
+_LARGE: Final = frozenset({COMPLETED, RESPONDED})
+"""The kinds of events that may have a large payload: the output of the agent, and messages that only the model saw."""
+_JSON: Final = MediaContext(media_type="application/json")
+_stored: Final[WeakKeyDictionary[Store, set[str]]] = WeakKeyDictionary()
+"""The digests of held content that this process has put."""
 
 
 class MediaOffloader:
@@ -30,6 +37,8 @@ class MediaOffloader:
             store.settings.media_threshold_bytes if threshold is None else threshold
         )
         self._referred: set[str] = set()  # digests that the session already refers to
+        self._held: dict[str, bytes] = {}
+        self._stored = _stored.setdefault(store, set())
 
     @property
     def media(self) -> MediaStore:
@@ -41,6 +50,8 @@ class MediaOffloader:
     def concerns(self, batch: Batch) -> bool:
         """Return whether a batch may have to change before it is written."""
         threshold = self._threshold
+        if batch.blobs:
+            return True
         for message in batch.messages:
             if walker.is_touched(message.body, threshold):
                 return True
@@ -48,11 +59,21 @@ class MediaOffloader:
             if any(text and walker.is_touched(text, threshold) for text in (effect.result, effect.undo)):
                 return True
         return any(
-            event.kind == COMPLETED and walker.is_touched(event.payload, threshold) for event in batch.events
+            event.kind in _LARGE and walker.is_touched(event.payload, threshold) for event in batch.events
         )
+
+    def hold(self, digest: str, data: bytes) -> None:
+        """Keep content that the `blobs` of a later batch name, to be put with it: into the database, whatever the media store is."""
+        self._held[digest] = data
+
+    async def _put_held(self, digests: Iterable[str]) -> None:
+        for digest in self._held.keys() & set(digests) - self._referred - self._stored:
+            await DatabaseMedia(self._store).put(self._held[digest], _JSON)
+            self._stored.add(digest)
 
     async def move_out(self, batch: Batch) -> None:
         """Put large content durably into the media store, and replace it in the batch by references."""
+        await self._put_held(batch.blobs)
         digests: dict[str, None] = dict.fromkeys(batch.blobs)
         batch.messages = [
             replace(message, body=await self._out(message.body, digests)) for message in batch.messages
@@ -68,9 +89,7 @@ class MediaOffloader:
             for effect in batch.effects
         ]
         batch.events = [
-            replace(event, payload=await self._out(event.payload, digests))
-            if event.kind == COMPLETED
-            else event
+            replace(event, payload=await self._out(event.payload, digests)) if event.kind in _LARGE else event
             for event in batch.events
         ]
         batch.blobs = list(digests)
@@ -88,6 +107,8 @@ class MediaOffloader:
             except (MediaCollected, BudgetReached) as error:
                 if not left:
                     raise
+                if isinstance(error, MediaCollected):
+                    self._stored.difference_update(batch.blobs)
                 batch.messages, batch.effects = whole.messages, whole.effects
                 batch.events, batch.blobs = whole.events, whole.blobs
                 if isinstance(error, BudgetReached):

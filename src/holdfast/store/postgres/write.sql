@@ -12,16 +12,24 @@ WHERE heads.session_id = r.session_id AND heads.epoch = r.epoch AND heads.holder
 RETURNING heads.session_id, heads.seq, heads.number;
 
 -- name: refer_blobs
--- After the fence, in its transaction. The lock makes a collector wait, and then check again.
-WITH held AS MATERIALIZED (
-  SELECT r.session_id, r.sha256 FROM unnest($1::text[], $2::text[]) AS r(session_id, sha256)
-  JOIN blobs b ON b.sha256 = r.sha256 AND b.state = 'stored'
+-- After the fence, in its transaction. The lock makes a collector wait, and then check again. An existing reference needs none: all
+-- sessions of an agent refer to the profile of its requests.
+WITH wanted AS MATERIALIZED (
+  SELECT r.session_id, r.sha256, EXISTS (
+    SELECT 1 FROM blob_references e WHERE e.session_id = r.session_id AND e.sha256 = r.sha256
+  ) AS is_known
+  FROM unnest($1::text[], $2::text[]) AS r(session_id, sha256)
+), held AS MATERIALIZED (
+  SELECT w.session_id, w.sha256 FROM wanted w JOIN blobs b ON b.sha256 = w.sha256 AND b.state = 'stored'
+  WHERE NOT w.is_known
   FOR SHARE OF b
 ), added AS (
   INSERT INTO blob_references (session_id, sha256) SELECT DISTINCT session_id, sha256 FROM held
   ON CONFLICT DO NOTHING
 )
-SELECT session_id, count(DISTINCT sha256) AS referred FROM held GROUP BY session_id;
+SELECT session_id, count(DISTINCT sha256) AS referred
+FROM (SELECT session_id, sha256 FROM held UNION ALL SELECT session_id, sha256 FROM wanted WHERE is_known) AS found
+GROUP BY session_id;
 
 -- name: charge_budgets
 -- After the fence. Sums of another day or turn begin again. The rows are locked in the order of their keys.
