@@ -148,7 +148,8 @@ async def ready_agents(db: Documents) -> list[MongoRow]:
     return [MongoRow(agent=group["_id"], sessions=group["n"]) for group in groups]
 
 
-async def latest_ready(db: Documents) -> list[MongoRow]:
+async def latest_ready(db: Documents, *, limited: bool | None = None) -> list[MongoRow]:
+    del limited  # the change stream contains the ends
     rows = await db.find("heads", await due(db), sort=[("ready_at", -1)], limit=1)
     return [MongoRow(number=rows[0]["ready_at"] if rows else 0)]
 

@@ -90,7 +90,10 @@ RETURNING session_id, ready_at IS NOT NULL AS ready;
 SELECT agent, count(*) AS sessions FROM heads WHERE ready_at <= (SELECT now_us()) GROUP BY agent ORDER BY agent;
 
 -- name: latest_ready
-SELECT coalesce(max(ready_at), 0) AS number FROM heads WHERE ready_at <= (SELECT now_us());
+-- If the number of running sessions is limited, it also changes when one of them ends, so that another one may start.
+SELECT coalesce(max(ready_at), 0)
+  + (SELECT CAST(coalesce(sum(r.number), 0) AS bigint) FROM heads r WHERE r.holder > '' AND r.claimed = 1)   --? limited
+  AS number FROM heads WHERE ready_at <= (SELECT now_us());
 
 -- name: watched_heads
 -- The current numbers of these sessions, in one statement for all that are watched.
