@@ -350,11 +350,12 @@ async def test_sessions_of_a_dead_holder_stop_counting(store: Store, limited: Li
 
 
 async def test_a_session_that_was_acquired_does_not_count(store: Store, limited: Limited):
-    """Such as that of a delegate, which runs in the turn above."""
+    """Such as that of a delegate, which runs in the turn above. Also if a worker claimed it before."""
     async with limited(max_running_per_owner=1) as one_store:
         holder = await one_store.join("test", ttl=60)
-        session = await one_store.create_session(agent="bot", owner="you")
-        await one_store.acquire(session.id, holder)
+        (session_id,) = await ready(one_store, "you")
+        await end(one_store, await one(one_store, holder))
+        await one_store.acquire(session_id, holder)
         await ready(one_store, "you", 2)
         assert len(await one_store.next_work(holder, limit=8)) == 1
 

@@ -173,4 +173,5 @@ async def test_a_worker_runs_the_sessions_of_an_owner_by_priority(store: Store, 
         assert [(await ended(store, each)).state for each in sent] == ["done"] * 6
     begun = [entry.split()[0] for entry in turns.log if entry.endswith("begins")]
     assert {name.split("-")[1] for name in begun[:3]} == {"high"}
-    assert begun[-1] == "0-low"
+    if concurrency == 1:  # else the last ones begin together
+        assert begun[-1] == "0-low"
