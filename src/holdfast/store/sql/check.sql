@@ -34,9 +34,10 @@ WHERE h.agent <> s.agent
 LIMIT :limit;
 
 -- name: check_head_has_owner
+-- CROSS JOIN, so that SQLite reads the heads first: by its own plan it would read them in the order of their owners, three times slower.
 SELECT h.session_id, 'its head has the owner ' || coalesce(h.owner, 'none') || ', it has ' || s.owner AS detail
-FROM heads h JOIN sessions s ON s.id = h.session_id
-WHERE coalesce(h.owner, '') <> s.owner
+FROM heads h CROSS JOIN sessions s
+WHERE s.id = h.session_id AND coalesce(h.owner, '') <> s.owner
 LIMIT :limit;
 
 -- name: check_head_has_priority
