@@ -5,6 +5,7 @@ import signal
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,7 @@ async def test_a_limit_holds_for_all_workers_together(
     engine: Engine, store: Store, tmp_path: Path, limit: str
 ):
     """Each worker has room for one session less than all may run, so that both take part."""
-    limits = {f"max_running_per_{limit}": str(MOST)}
+    limits: dict[str, Any] = {f"max_running_per_{limit}": MOST}
     log, end = tmp_path / "log", tmp_path / "end"
     created = await sessions(store, 24)
     options = ("--concurrency", str(2 * MOST - 1))
@@ -74,7 +75,11 @@ async def test_the_places_of_a_killed_worker_are_given_back(
     engine: Engine, store: Store, tmp_path: Path, limit: str
 ):
     """Until it is found dead, they are taken: its turns may still have effects. Then they are free, also for other sessions."""
-    limits = {f"max_running_per_{limit}": str(MOST), "lease_ttl_seconds": "5", "lease_renew_seconds": "1"}
+    limits: dict[str, Any] = {
+        f"max_running_per_{limit}": MOST,
+        "lease_ttl_seconds": 5,
+        "lease_renew_seconds": 1,
+    }
     log, end = tmp_path / "log", tmp_path / "end"
     created = [await store.create_session(agent="one", owner="ada") for _ in range(2 * MOST)]
     async with worker(engine.url, app=APP, **limits) as first:
