@@ -40,7 +40,11 @@ class Writers:
     async def write(self, stop: asyncio.Event) -> None:
         holder = await self._store.join("writer", ttl=600)
         while not stop.is_set():
-            session_id = await new_session(self._store) if len(self.sessions) < 12 else self._chance.choice(self.sessions)
+            session_id = (
+                await new_session(self._store)
+                if len(self.sessions) < 12
+                else self._chance.choice(self.sessions)
+            )
             lease = await self._store.acquire(session_id, holder)
             for _ in range(self._chance.randint(1, 4)):
                 payload = json.dumps({"text": MARK * self._chance.randint(1, 500)})
