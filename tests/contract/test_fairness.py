@@ -208,6 +208,49 @@ async def test_a_session_has_the_highest_priority_of_its_submissions(store: Stor
     assert [(await one(store, holder)).session.id for _ in first] == first
 
 
+async def wait_for_a_person(store: Store, work: Work) -> None:
+    assert work.submission is not None
+    waits = SubmissionChange(id=work.submission.id, state="waiting", reason="approval")
+    await store.write(work.lease, Batch(submissions=[waits], status="waiting", release=True))
+
+
+async def answer(store: Store, session_id: str) -> None:
+    await store.submit(session_id, "approval", "{}", lane="control")
+
+
+async def test_a_turn_has_its_priority_also_after_it_has_waited(store: Store):
+    holder = await store.join("test", ttl=60)
+    (session_id,) = await ready(store, "you", priority="high")
+    await wait_for_a_person(store, await one(store, holder))
+    await ready(store, "you", 2)
+    await answer(store, session_id)
+    assert (await one(store, holder)).session.id == session_id
+
+
+async def test_messages_behind_a_turn_that_waits_count_for_its_priority(store: Store):
+    """Those that arrive while it runs and while it waits."""
+    holder = await store.join("test", ttl=60)
+    sessions = await ready(store, "you", 2)
+    works = [await one(store, holder), await one(store, holder)]
+    await store.submit(sessions[0], "message", '{"text": "now"}', priority="high")
+    for work in works:
+        await wait_for_a_person(store, work)
+    await store.submit(sessions[1], "message", '{"text": "now"}', priority="high")
+    await ready(store, "you", 2)
+    for session_id in sessions:
+        await answer(store, session_id)
+    assert [(await one(store, holder)).session.id for _ in sessions] == sessions
+
+
+async def test_an_idle_session_has_the_priority_of_its_next_message(store: Store):
+    holder = await store.join("test", ttl=60)
+    (session_id,) = await ready(store, "you", priority="high")
+    await end(store, await one(store, holder))
+    await store.submit(session_id, "message", '{"text": "later"}', priority="low")
+    normal = await ready(store, "you", 2)
+    assert [(await one(store, holder)).session.id for _ in range(3)] == [*normal, session_id]
+
+
 async def test_an_unknown_priority_is_refused(store: Store):
     session = await store.create_session(agent="bot", owner="you")
     with pytest.raises(BadInput, match="'urgent' is not a valid priority; use one of low, normal, high"):
@@ -307,11 +350,12 @@ async def test_sessions_of_a_dead_holder_stop_counting(store: Store, limited: Li
 
 
 async def test_a_session_that_was_acquired_does_not_count(store: Store, limited: Limited):
-    """Such as that of a delegate, which runs in the turn above."""
+    """Such as that of a delegate, which runs in the turn above. Also if a worker claimed it before."""
     async with limited(max_running_per_owner=1) as one_store:
         holder = await one_store.join("test", ttl=60)
-        session = await one_store.create_session(agent="bot", owner="you")
-        await one_store.acquire(session.id, holder)
+        (session_id,) = await ready(one_store, "you")
+        await end(one_store, await one(one_store, holder))
+        await one_store.acquire(session_id, holder)
         await ready(one_store, "you", 2)
         assert len(await one_store.next_work(holder, limit=8)) == 1
 

@@ -248,7 +248,7 @@ class Worker:
             finally:  # also if this task is cancelled meanwhile, because the holder was lost
                 was_full = len(self._running) >= self._concurrency
                 self._running.pop(runner, None)
-                if was_full or self._store.limits_running:
+                if was_full:
                     self._look_again()
 
     async def _wait_for_thread(self, lease: Lease) -> None:

@@ -139,7 +139,7 @@ class JournalMethods(Transactions):
                 numbers |= dict.fromkeys(wanted, -1)  # deleted, or empty
                 numbers |= {mark + row["session_id"]: row["number"] for row in rows}
         if READY in topics:
-            numbers[READY] = (yield op("latest_ready"))[0]["number"]
+            numbers[READY] = (yield op("latest_ready", limited=self.limits_running or None))[0]["number"]
         return numbers
 
     @writing(changes="lease")

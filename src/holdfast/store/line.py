@@ -59,11 +59,6 @@ class LineMethods(Transactions):
         self._per_agent = settings.max_running_per_agent or math.inf
         self._per_owner = settings.max_running_per_owner or math.inf
 
-    @property
-    def limits_running(self) -> bool:
-        """Whether the settings limit how many sessions of an owner or an agent run at once."""
-        return min(self._per_agent, self._per_owner) < math.inf
-
     def _rooms(self) -> Tx[Rooms]:
         """Lock the line if the number of running sessions is limited, and count them."""
         rooms = Rooms(self._per_agent, self._per_owner)

@@ -146,7 +146,7 @@ class SubmissionMethods(Transactions):
         if head.untitled and (title := title_of(new)):
             yield op("title_session", session_id=session_id, title=title, title_folded=title.casefold())
         ready = head.holder is None and (lane == "control" or head.status not in SUSPENDED)
-        return from_row(Submission, (yield from self._queue(new, ready=ready)))
+        return from_row(Submission, (yield from self._queue(new, ready=ready, pending=head.pending)))
 
     def _check_new(self, new: NewSubmission) -> None:
         check_name(new["kind"], "kind")
@@ -164,7 +164,7 @@ class SubmissionMethods(Transactions):
         if at > clock["now"] + _FARTHEST_US:
             raise BadInput(problem="deliver_at is more than ten years ahead")
 
-    def _queue(self, new: NewSubmission, *, ready: bool) -> Tx[Row]:
+    def _queue(self, new: NewSubmission, *, ready: bool, pending: int) -> Tx[Row]:
         """Add a submission to the queue of a session whose head is locked, with its event."""
         session_id = new["session_id"]
         numbered = yield op(
@@ -173,6 +173,7 @@ class SubmissionMethods(Transactions):
             ready=int(ready),
             deliver_at=new["deliver_at"],
             rank=RANKS[new["priority"]],
+            pending=pending,
         )
         seq = numbered[0]["seq"]
         rows = yield op("insert_submission", position=seq, **new)

@@ -144,6 +144,13 @@ class Transactions(ABC):
         self._unfinished = Unfinished()
         self._opened_by = 0
 
+    @property
+    def limits_running(self) -> bool:
+        """Whether the settings limit how many sessions of an owner or an agent run at once. Then other sessions may start when one ends."""
+        return (
+            self.settings.max_running_per_agent is not None or self.settings.max_running_per_owner is not None
+        )
+
     @abstractmethod
     async def _transact(
         self,

@@ -20,8 +20,9 @@ _PAGE = 5000
 _COPIED: Final = {
     "sessions": "id agent owner status cleaned_at archive",
     "tombstones": "session_id",
-    "heads": "session_id agent seq holder ready_at",
-    "submissions": "session_id position id state lane ended_at deliver_at",
+    "holders": "id",
+    "heads": "session_id agent owner seq holder ready_at priority place last_place claimed",
+    "submissions": "session_id position id state lane ended_at deliver_at priority",
     "schedules": "id session_id paused next_at",
     "stored_bytes": "session_id owner bytes",
     "runs": "session_id id",

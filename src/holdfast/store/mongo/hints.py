@@ -30,19 +30,24 @@ _WATCHED: Final[list[dict[str, Any]]] = [
             "operationType": 1,
             f"{_FIELDS}.seq": 1,
             f"{_FIELDS}.ready_at": 1,
+            f"{_FIELDS}.holder": 1,
         }
     },
 ]
 
 
-def topics_of(change: Mapping[str, Any]) -> list[str]:
-    """Return the topics of a change: the session, its inbox, its drafts, a command, or sessions that are ready."""
+def topics_of(change: Mapping[str, Any], *, limited: bool = False) -> list[str]:
+    """Return the topics of a change: the session, its inbox, its drafts, a command, or sessions that are ready.
+
+    If the number of running sessions is `limited`, another one may start when a session is released.
+    """
     key = change.get("documentKey", {}).get("_id")
     updated = change.get("updateDescription", {}).get("updatedFields", {})
     match change["ns"]["coll"]:
         case "heads":
             result = [key] if "seq" in updated or change["operationType"] != "update" else []
-            return [*result, READY] if updated.get("ready_at") else result
+            is_free = limited and updated.get("holder", "") is None
+            return [*result, READY] if updated.get("ready_at") or is_free else result
         case "submissions":
             return [inbox(key["session_id"])] if change["operationType"] == "insert" else []
         case "drafts":
@@ -55,11 +60,17 @@ class Hints:
     """The two tasks that wake the hub for changes of other processes."""
 
     def __init__(
-        self, database: AsyncDatabase[MongoRow], hub: Hub, poll: Callable[[], Coroutine[Any, Any, None]]
+        self,
+        database: AsyncDatabase[MongoRow],
+        hub: Hub,
+        poll: Callable[[], Coroutine[Any, Any, None]],
+        *,
+        limited: bool,
     ) -> None:
         self._database = database
         self._hub = hub
         self._poll = poll
+        self._limited = limited
         self._tasks = [
             asyncio.create_task(self._listen(), name="holdfast-hints"),
             asyncio.create_task(self._keep_polling(), name="holdfast-poll"),
@@ -79,7 +90,7 @@ class Hints:
                     if token is None:
                         self._hub.wake_all()  # changes before the stream started may have been missed
                     async for change in stream:
-                        self._hub.changed(topics_of(change))
+                        self._hub.changed(topics_of(change, limited=self._limited))
                         token = stream.resume_token
             except OperationFailure as error:
                 token = None  # that position is lost, or we may not use change streams

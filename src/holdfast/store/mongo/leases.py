@@ -103,15 +103,19 @@ async def take_lease(
 
 
 async def readiness(db: Documents, session_id: str, *, control_only: bool) -> dict[str, int | None]:
-    """Return when the first pending submission of a session may start, if it has any, and their highest priority."""
-    where: dict[str, object] = {"session_id": session_id, "ended_at": None, "deliver_at": {"$gte": 0}}
-    if control_only:
-        where["$or"] = [{"lane": "control"}, {"state": "waiting"}]
-    rows = await db.find("submissions", where, fields=["deliver_at", "priority"])
-    if not rows:
-        return {"ready_at": None, "priority": 0}
-    first = min(row["deliver_at"] for row in rows)
-    return {"ready_at": max(first, await db.now()), "priority": max(RANKS[row["priority"]] for row in rows)}
+    """Return when the first pending submission of a session may start, if one may, and the highest priority of all of them."""
+    where: dict[str, object] = {"session_id": session_id, "ended_at": None}
+    rows = await db.find("submissions", where, fields=["deliver_at", "priority", "lane", "state"])
+    times = [
+        row["deliver_at"]
+        for row in rows
+        if row["deliver_at"] is not None
+        and (not control_only or row["lane"] == "control" or row["state"] == "waiting")
+    ]
+    return {
+        "ready_at": max(min(times), await db.now()) if times else None,
+        "priority": max((RANKS[row["priority"]] for row in rows), default=0),
+    }
 
 
 async def free_head(
@@ -144,7 +148,8 @@ async def ready_agents(db: Documents) -> list[MongoRow]:
     return [MongoRow(agent=group["_id"], sessions=group["n"]) for group in groups]
 
 
-async def latest_ready(db: Documents) -> list[MongoRow]:
+async def latest_ready(db: Documents, *, limited: bool | None = None) -> list[MongoRow]:
+    del limited  # the change stream contains the ends
     rows = await db.find("heads", await due(db), sort=[("ready_at", -1)], limit=1)
     return [MongoRow(number=rows[0]["ready_at"] if rows else 0)]
 

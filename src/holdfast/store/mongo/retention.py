@@ -159,8 +159,6 @@ async def ready_if_work(
     db: Documents, *, session_id: str, control_only: bool | None = None
 ) -> list[MongoRow]:
     ready = await readiness(db, session_id, control_only=bool(control_only))
-    if ready["ready_at"] is None:
-        return []
     return await db.head(session_id, {"holder": None, "ready_at": None}, values=ready)
 
 

@@ -143,7 +143,7 @@ class MongoStore(Store):
         except BaseException as error:
             await self.close()
             raise translate(error, self.url, self._name) from error
-        self._hints = Hints(database, self._hub, self._poll)
+        self._hints = Hints(database, self._hub, self._poll, limited=self.limits_running)
         return self
 
     async def close(self) -> None:
@@ -211,7 +211,8 @@ class MongoStore(Store):
             lease.seq = seq
             if writing.release:
                 lease.lost = lease.released = True
-        self._hub.changed((lease.session_id, READY) if ready else (lease.session_id,))
+        is_ready = ready or (writing.release and self.limits_running)
+        self._hub.changed((lease.session_id, READY) if is_ready else (lease.session_id,))
         return seq
 
     async def _write_batch(self, db: Documents, lease: Lease, writing: Writing) -> tuple[int, bool]:

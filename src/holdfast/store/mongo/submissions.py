@@ -9,18 +9,18 @@ _QUEUE = [("lane", 1), ("position", 1)]  # 'control' sorts before 'main'
 
 
 async def number_submission(
-    db: Documents, *, session_id: str, ready: int, deliver_at: int, rank: int
+    db: Documents, *, session_id: str, ready: int, deliver_at: int, rank: int, pending: int
 ) -> list[MongoRow]:
     (head,) = await db.head(session_id, inc={"seq": 1})
-    if ready:
-        values: dict[str, int] = {}
-        ready_at = max(deliver_at, await db.now())
-        if head["ready_at"] is None or head["ready_at"] > ready_at:
-            values["ready_at"] = ready_at
-        if head["ready_at"] is None or head["priority"] < rank:
-            values["priority"] = rank
-        if values:
-            await db.head(session_id, values=values)
+    values: dict[str, int] = {}
+    ready_at = max(deliver_at, await db.now())
+    if ready and (head["ready_at"] is None or head["ready_at"] > ready_at):
+        values["ready_at"] = ready_at
+    priority = max(head["priority"], rank) if pending else rank
+    if priority != head["priority"]:
+        values["priority"] = priority
+    if values:
+        await db.head(session_id, values=values)
     return [head]
 
 

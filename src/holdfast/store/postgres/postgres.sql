@@ -20,7 +20,7 @@ WITH given AS (
     CAST(:titles AS text[]), CAST(:titles_folded AS text[]), CAST(:events AS text[]), CAST(:priorities AS text[]), CAST(:ranks AS int[]))
   AS g(session_id, id, kind, lane, when_busy, payload, idempotency_key, trace, title, title_folded, event, priority, rank)
 ), accepted AS (
-  SELECT g.*, h.holder IS NULL AND (g.lane = 'control' OR s.status NOT IN ('waiting', 'sleeping')) AS ready,
+  SELECT g.*, queue.pending, h.holder IS NULL AND (g.lane = 'control' OR s.status NOT IN ('waiting', 'sleeping')) AS ready,
     s.title = '' AND g.title <> '' AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.session_id = g.session_id) AS titled
   FROM given g JOIN heads h ON h.session_id = g.session_id JOIN sessions s ON s.id = g.session_id,
     LATERAL (
@@ -35,7 +35,7 @@ WITH given AS (
 ), head AS (
   UPDATE heads SET seq = seq + 1,
     ready_at = CASE WHEN a.ready THEN least(ready_at, now_us()) ELSE ready_at END,
-    priority = CASE WHEN ready_at IS NOT NULL THEN greatest(heads.priority, a.rank) ELSE a.rank END
+    priority = CASE WHEN a.pending > 0 THEN greatest(heads.priority, a.rank) ELSE a.rank END
   FROM accepted a WHERE heads.session_id = a.session_id RETURNING heads.session_id, heads.seq, heads.number
 ), event AS (
   INSERT INTO events (session, seq, kind, run, step, at, payload)

@@ -22,7 +22,7 @@ from holdfast.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
-from holdfast.store.hub import Hub
+from holdfast.store.hub import READY, Hub
 from holdfast.store.postgres.address import parse_address, without_password
 from holdfast.store.postgres.beacons import ConnectionBeacons
 from holdfast.store.postgres.connections import (
@@ -116,7 +116,10 @@ class PostgresStore(SqlStore):
         writing = Writing(lease.session_id, batch, self._max_payload_bytes)
         if self._committer is None:
             raise StoreClosed(url=self.url)
-        return await self._committer.submit(lease, writing)
+        seq = await self._committer.submit(lease, writing)
+        if batch.release and self.limits_running:
+            self._announce(READY)
+        return seq
 
     async def _submit(self, session_id: str, new: NewSubmission, tries: list[str]) -> Submission:
         """Queue it together with other submissions of this process; on its own if it needs more than an insert."""

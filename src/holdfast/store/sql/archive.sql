@@ -42,11 +42,13 @@ WHERE NOT EXISTS (SELECT 1 FROM run_numbers n WHERE n.session = h.number AND n.i
 
 -- name: ready_if_work
 UPDATE heads SET (ready_at, priority) = (
-    SELECT CASE WHEN min(q.deliver_at) > now_us() THEN min(q.deliver_at) WHEN min(q.deliver_at) IS NOT NULL THEN now_us() END,
+    SELECT CASE WHEN min(q.due) > now_us() THEN min(q.due) WHEN min(q.due) IS NOT NULL THEN now_us() END,
       coalesce(max(CASE q.priority WHEN 'high' THEN 1 WHEN 'low' THEN -1 ELSE 0 END), 0)
-    FROM submissions q
-      WHERE q.session_id = :session_id AND q.ended_at IS NULL
-        AND (q.lane = 'control' OR q.state = 'waiting')   --? control_only
+    FROM (
+      SELECT priority, CASE WHEN TRUE
+        AND (lane = 'control' OR state = 'waiting')   --? control_only
+        THEN deliver_at END AS due
+      FROM submissions WHERE session_id = :session_id AND ended_at IS NULL) AS q
     )
 WHERE session_id = :session_id AND holder IS NULL AND ready_at IS NULL;
 

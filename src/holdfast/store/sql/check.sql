@@ -33,6 +33,49 @@ FROM heads h JOIN sessions s ON s.id = h.session_id
 WHERE h.agent <> s.agent
 LIMIT :limit;
 
+-- name: check_head_has_owner
+-- CROSS JOIN, so that SQLite reads the heads first: by its own plan it would read them in the order of their owners, three times slower.
+SELECT h.session_id, 'its head has the owner ' || coalesce(h.owner, 'none') || ', it has ' || s.owner AS detail
+FROM heads h CROSS JOIN sessions s
+WHERE s.id = h.session_id AND coalesce(h.owner, '') <> s.owner
+LIMIT :limit;
+
+-- name: check_head_has_priority
+-- The order within an owner is that of the heads. A held head is set when it is released, and a moved session is not claimed.
+SELECT h.session_id, 'its head has the priority ' || h.priority || ', its pending submissions have ' || q.priority AS detail
+FROM (
+  SELECT session_id, max(CASE priority WHEN 'high' THEN 1 WHEN 'low' THEN -1 ELSE 0 END) AS priority
+  FROM submissions WHERE ended_at IS NULL GROUP BY session_id) AS q
+JOIN heads h ON h.session_id = q.session_id JOIN sessions s ON s.id = q.session_id
+WHERE h.holder IS NULL AND h.priority <> q.priority AND s.status <> 'moved'
+LIMIT :limit;
+
+-- name: check_held_has_holder
+-- Sessions count as running while they are held. Any worker frees those of a holder past its deadline, but it must be known.
+SELECT h.session_id, 'it is held by ' || h.holder || ', which is not registered' AS detail FROM heads h
+WHERE h.holder IS NOT NULL AND NOT EXISTS (SELECT 1 FROM holders d WHERE d.id = h.holder)
+LIMIT :limit;
+
+-- name: check_claim_is_counted
+-- Limits count the held sessions with a 1.
+SELECT session_id, 'it is neither claimed nor acquired: ' || claimed AS detail FROM heads
+WHERE claimed NOT IN (0, 1)
+LIMIT :limit;
+
+-- name: check_place_is_ready
+-- A claim takes those in line that are ready. It would find one that is held or has no work again and again, or never.
+SELECT session_id, 'it has the place ' || place || ' in line and is ' || CASE WHEN holder IS NULL THEN 'not ready' ELSE 'held' END AS detail
+FROM heads
+WHERE place IS NOT NULL AND (ready_at IS NULL OR holder IS NOT NULL)
+LIMIT :limit;
+
+-- name: check_place_is_last
+-- The places of an owner continue after the last one. -1 is that of a session whose owner runs as many as allowed.
+SELECT session_id, 'it has the place ' || place || ' in line, and had ' || coalesce(CAST(last_place AS text), 'none') || ' last' AS detail
+FROM heads
+WHERE place < -1 OR place >= 0 AND (last_place IS NULL OR last_place <> place)
+LIMIT :limit;
+
 -- name: check_running_has_lease
 SELECT s.id AS session_id, 'it is said to be running and nobody holds it' AS detail
 FROM sessions s JOIN heads h ON h.session_id = s.id

@@ -58,25 +58,29 @@ RETURNING epoch, seq, orphaned_by;
 
 -- name: free_head
 -- Ready when the first of its pending submissions is due. A session that waits for a person takes only submissions of the control lane,
--- and its waiting turn, if that has a time. A moved session takes none.
+-- and its waiting turn, if that has a time. A moved session takes none. The priority is that of all its pending submissions.
 UPDATE heads SET holder = NULL, orphaned_by = :orphaned_by, (ready_at, priority) = (
-    SELECT CASE WHEN min(q.deliver_at) > now_us() THEN min(q.deliver_at) WHEN min(q.deliver_at) IS NOT NULL THEN now_us() END,
+    SELECT CASE WHEN min(q.due) > now_us() THEN min(q.due) WHEN min(q.due) IS NOT NULL THEN now_us() END,
       coalesce(max(CASE q.priority WHEN 'high' THEN 1 WHEN 'low' THEN -1 ELSE 0 END), 0)
-    FROM submissions q
-      WHERE q.session_id = :session_id AND q.ended_at IS NULL
-        AND (q.lane = 'control' OR q.state = 'waiting')   --? control_only
-        AND 1 = 0                                         --? moved
+    FROM (
+      SELECT priority, CASE WHEN TRUE
+        AND (lane = 'control' OR state = 'waiting')   --? control_only
+        AND 1 = 0                                     --? moved
+        THEN deliver_at END AS due
+      FROM submissions WHERE session_id = :session_id AND ended_at IS NULL) AS q
     )
 WHERE session_id = :session_id;
 
 -- name: free_heads
 -- The same for sessions whose heads are locked and whose status is written. `ready` is whether submissions are pending.
 UPDATE heads SET holder = NULL, orphaned_by = NULL, (ready_at, priority) = (
-    SELECT CASE WHEN min(q.deliver_at) > now_us() THEN min(q.deliver_at) WHEN min(q.deliver_at) IS NOT NULL THEN now_us() END,
+    SELECT CASE WHEN min(q.due) > now_us() THEN min(q.due) WHEN min(q.due) IS NOT NULL THEN now_us() END,
       coalesce(max(CASE q.priority WHEN 'high' THEN 1 WHEN 'low' THEN -1 ELSE 0 END), 0)
-    FROM submissions q JOIN sessions s ON s.id = q.session_id
-      WHERE q.session_id = heads.session_id AND q.ended_at IS NULL
-        AND (q.lane = 'control' OR q.state = 'waiting' OR s.status NOT IN ('waiting', 'sleeping'))
+    FROM (
+      SELECT o.priority, CASE WHEN o.lane = 'control' OR o.state = 'waiting' OR s.status NOT IN ('waiting', 'sleeping')
+        THEN o.deliver_at END AS due
+      FROM submissions o JOIN sessions s ON s.id = o.session_id
+      WHERE o.session_id = heads.session_id AND o.ended_at IS NULL) AS q
     )
 --[sqlite] WHERE session_id IN (SELECT value FROM json_each(:session_ids))
 --[postgres] WHERE session_id = ANY(CAST(:session_ids AS text[]))
@@ -86,7 +90,10 @@ RETURNING session_id, ready_at IS NOT NULL AS ready;
 SELECT agent, count(*) AS sessions FROM heads WHERE ready_at <= (SELECT now_us()) GROUP BY agent ORDER BY agent;
 
 -- name: latest_ready
-SELECT coalesce(max(ready_at), 0) AS number FROM heads WHERE ready_at <= (SELECT now_us());
+-- If the number of running sessions is limited, it also changes when one of them ends, so that another one may start.
+SELECT coalesce(max(ready_at), 0)
+  + (SELECT CAST(coalesce(sum(r.number), 0) AS bigint) FROM heads r WHERE r.holder > '' AND r.claimed = 1)   --? limited
+  AS number FROM heads WHERE ready_at <= (SELECT now_us());
 
 -- name: watched_heads
 -- The current numbers of these sessions, in one statement for all that are watched.

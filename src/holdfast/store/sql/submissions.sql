@@ -5,7 +5,7 @@ UPDATE heads SET seq = seq + 1,
     WHEN CAST(:ready AS bigint) = 0 OR ready_at <= now_us() OR ready_at <= CAST(:deliver_at AS bigint) THEN ready_at
     WHEN CAST(:deliver_at AS bigint) > now_us() THEN CAST(:deliver_at AS bigint)
     ELSE now_us() END,
-  priority = CASE WHEN ready_at IS NOT NULL AND priority > CAST(:rank AS int) THEN priority ELSE CAST(:rank AS int) END
+  priority = CASE WHEN CAST(:pending AS bigint) > 0 AND priority > CAST(:rank AS int) THEN priority ELSE CAST(:rank AS int) END
 WHERE session_id = :session_id
 RETURNING seq;
 

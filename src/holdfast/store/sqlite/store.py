@@ -150,7 +150,7 @@ class SqliteStore(SqlStore):
         lease.runs |= writing.runs
         if batch.release:
             lease.lost = lease.released = True
-        if ready:
+        if ready or (batch.release and self.limits_running):
             self._announce(READY)
         return seq
 
