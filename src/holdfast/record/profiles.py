@@ -41,7 +41,7 @@ class Profiles:
         `sent` is the request of the last attempt, as the hooks left it.
         """
         facts: dict[str, Any] = {}
-        text = _profile(sent)
+        text = profile_of(sent)
         if text is not None and text != self._last:
             self._last = text
             digest = hashlib.sha256(text).hexdigest()
@@ -87,7 +87,7 @@ def _is_same(sent: Sequence[ModelMessage], history: Sequence[ModelMessage]) -> b
         return False
 
 
-def _profile(sent: ModelRequestContext) -> bytes | None:
+def profile_of(sent: ModelRequestContext) -> bytes | None:
     """Return the profile of a request as JSON; None if it cannot be written as JSON."""
     settings = {
         key: value for key, value in (sent.model_settings or {}).items() if key not in _SECRET_SETTINGS

@@ -120,7 +120,7 @@ class AgentSetup:
                 message_history=point.messages,
                 deferred_tool_results=results,
                 conversation_id=session.id,
-                output_type=_output_type(self.agent),
+                output_type=output_type(self.agent),
                 model=model,
                 deps=await self.make_deps(session),
                 capabilities=[recording],
@@ -163,7 +163,7 @@ async def _refuse_undone(start: TurnStart) -> None:
         raise TurnNotRetriable(submission_id=start.host.submission.id, problem=problem)
 
 
-def _output_type(agent: Agent[Any, Any]) -> Any:
+def output_type(agent: Agent[Any, Any]) -> Any:
     """Return the agent's output type, extended so that tools may wait for a person.
 
     An agent with output validators runs only with its own output type.
