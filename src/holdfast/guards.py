@@ -1,4 +1,4 @@
-"""The guards against deleting a session. They use only a `RetentionState`, which the caller has read under the session's lock."""
+"""The guards against deleting a session. They use only a `RetentionState`, which the caller has read, before a deletion under the session's lock."""
 
 from holdfast.errors import RetentionRefused
 from holdfast.types import RetentionState

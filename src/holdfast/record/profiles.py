@@ -1,7 +1,7 @@
 """What was sent to a model besides the history: the profile of each request, and the messages that hooks changed.
 
-A profile is the model, its settings, the tools with their schemas, and the output. It is stored once, in the media store, for all sessions
-with the same one. The instructions are not part of it: each request message of the history has its own.
+A profile is the model, its settings, the tools with their schemas, and the output. It is stored once, as media in the database, for all
+sessions with the same one. The instructions are not part of it: each request message of the history has its own.
 """
 
 import hashlib
