@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import IO, Any, Final
 
 from pydantic_ai import DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDenied, UsageLimits
+from pydantic_ai.exceptions import UnexpectedModelBehavior
 from pydantic_ai.models import Model
 
 from holdfast.errors import BadInput
@@ -98,9 +99,12 @@ class _Replay:
         if not recording.requests:
             return
         self.runs += 1
+        rejected = False
 
         def found(step: int, difference: Found) -> None:
+            nonlocal rejected
             kind, name, before, after = difference
+            rejected = rejected or kind in {"call_rejected", "output_rejected"}
             key = repr(difference)
             if key not in self._known:
                 self._known.add(key)
@@ -128,7 +132,14 @@ class _Replay:
         except RecordEnds:
             pass
         except Exception as error:  # noqa: BLE001 - the code of the agent may raise anything, and that is a finding
-            found(answering.step, ("fails", "", recording.run.status, describe(error)))
+            if (
+                isinstance(error, UnexpectedModelBehavior) and rejected
+            ):  # the recorded responses do not know of the rejection
+                self.unchecked.append(
+                    f"run {recording.run.id} after step {answering.step}, since a call was rejected"
+                )
+            else:
+                found(answering.step, ("fails", "", recording.run.status, describe(error)))
         else:
             if isinstance(result.output, DeferredToolRequests):
                 for call in (*result.output.approvals, *result.output.calls):

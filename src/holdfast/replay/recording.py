@@ -60,20 +60,15 @@ async def read_run(store: Store, media: MediaStore, run: Run) -> Recording:
     """Read the record of a run."""
     points = await _checkpoints(store, run)
     events = await _events(store, run)
-    if not points:
+    steps = [point for point in points if point.step]  # before step 1, no request was made
+    if not steps:
         return Recording(run=run, before=[])
     whole = await load_history(store, points[-1], media=media)
     segment = points[-1].segment
-    first = points[0]
-    added = _first_messages(events)
-    start = await _history(store, media, first, whole, segment)
-    prompt = _prompt(start[first.length - 1]) if added and first.length else None
-    before = list(start[: first.length - (added if prompt is None else 1)])
-    recording = Recording(run=run, before=before, prompt=prompt)
+    recording = _begin(run, await _history(store, media, steps[0], whole, segment))
     profiles = await _profiles(media, events, recording.unchecked)
-    lengths = {(point.segment, point.length) for point in points}
     seen: set[int] = set()
-    for point in points:
+    for point in steps:
         history = await _history(store, media, point, whole, segment)
         following = whole[point.length] if point.segment == segment and point.length < len(whole) else None
         if following is None or not isinstance(following, ModelResponse) or point.length in seen:
@@ -86,7 +81,7 @@ async def read_run(store: Store, media: MediaStore, run: Run) -> Recording:
                 step=point.step, messages=history, response=following, profile=profiles.get(point.step)
             )
         )
-    if any(key[0] != segment for key in lengths):
+    if any(point.segment != segment for point in steps):
         recording.unchecked.append("requests before the history was rewritten within the run")
     for message in whole[len(recording.before) :]:
         for part in message.parts:
@@ -121,21 +116,18 @@ async def _events(store: Store, run: Run) -> list[Event]:
     return events
 
 
-def _prompt(message: ModelMessage) -> Any:
-    """Return the content of a message that began a turn; None if it answers tool calls."""
-    if any(isinstance(part, ToolReturnPart) for part in message.parts):
-        return None
-    return next((part.content for part in message.parts if isinstance(part, UserPromptPart)), None)
+def _begin(run: Run, messages: list[ModelMessage]) -> Recording:
+    """Return the beginning of a run whose first request had these messages.
 
-
-def _first_messages(events: Sequence[Event]) -> int:
-    """Return how many messages the run added to the history with its first request."""
-    count = 0
-    for event in events:
-        if event.kind == "model_request_started":
-            break
-        count += event.kind == "message"
-    return count
+    It began with a prompt, or it continued a turn with the answers to the calls of its last response.
+    """
+    last = messages[-1]
+    if not any(isinstance(part, ToolReturnPart) for part in last.parts):
+        prompt = next((part.content for part in last.parts if isinstance(part, UserPromptPart)), None)
+        return Recording(run=run, before=messages if prompt is None else messages[:-1], prompt=prompt)
+    places = (place for place, message in enumerate(messages) if isinstance(message, ModelResponse))
+    end = max(places, default=-1)
+    return Recording(run=run, before=messages[: end + 1])
 
 
 async def _profiles(media: MediaStore, events: Sequence[Event], unchecked: list[str]) -> dict[int, Profile]:
