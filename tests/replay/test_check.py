@@ -3,6 +3,7 @@
 import asyncio
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from holdfast import Holdfast, Store, connect
 from holdfast import agent as plain_agent
-from holdfast.errors import ApprovalNeeded, BadArchive, BadInput
+from holdfast.errors import ApprovalNeeded, BadArchive, BadInput, NotFound
 from holdfast.media import open_media
-from holdfast.replay import ReplayReport, check_archive
+from holdfast.record.profiles import Profiles
+from holdfast.replay import ReplayReport, check_archive, replay
 from holdfast.retention import write_archive
 from holdfast.runtime.pydantic_agent import AgentSetup
 from tests.builders import until
@@ -122,13 +124,20 @@ class Answer(BaseModel):
     text: str
 
 
+def other_model() -> FunctionModel:
+    def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        raise AssertionError("asked")
+
+    return FunctionModel(respond, model_name="other")
+
+
 CHANGES: dict[str, tuple[Callable[[], "Agent[None, Any]"], list[tuple[str, str]]]] = {
     "instructions": (lambda: agent(instructions="Be long."), [("instructions", "")]),
     "setting": (lambda: agent(model_settings={"temperature": 0.9}), [("settings", "temperature")]),
     "new setting": (lambda: agent(model_settings={"temperature": 0.2, "seed": 1}), [("settings", "seed")]),
     "no setting": (lambda: agent(model_settings=None), [("settings", "temperature")]),
     "model": (
-        lambda: agent(model=FunctionModel(scripted(*TURNS).function, model_name="other")),
+        lambda: agent(model=other_model()),
         [("model", "model")],
     ),
     "tool added": (lambda: agent(tools=(look, pay, picky, extra)), [("tool_added", "extra")]),
@@ -215,10 +224,7 @@ async def test_a_run_outside_a_worker(memory: Store):
 async def test_the_model_is_not_asked(memory: Store):
     archive = await recorded(memory, agent())
 
-    def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        raise AssertionError("asked")
-
-    report = await check_archive(archive, agent(model=FunctionModel(respond, model_name="other")))
+    report = await check_archive(archive, agent(model=other_model()))
     assert kinds(report) == [("model", "model")]
     archive.seek(0)
     named = agent(model="openai:gpt-5", defer_model_check=True)
@@ -357,3 +363,34 @@ async def test_the_session_stays_as_it_is(store: Store):
     session_id = (await store.sessions()).items[0].id
     await check_archive(archive, agent(instructions="else"))
     assert (await archived(store, session_id)).getvalue() == archive.getvalue()
+
+
+async def test_a_file_or_a_handle(store: Store, tmp_path: Path):
+    archive = await recorded(store, agent(), "hello", "again")
+    file = tmp_path / "talk.ndjson"
+    file.write_bytes(archive.getvalue())
+    report = await replay(file, agent())
+    assert (report.runs, report.requests, report.is_same) == (2, 6, True)
+    async with connect(store) as client:
+        session = await client.session(report.session_id)
+        assert await replay(session, agent()) == report
+        (first, _) = [run.id async for run in session.runs()][::-1]
+        assert (await replay(session, agent(), run_id=first)).runs == 1
+        with pytest.raises(NotFound):
+            await replay(session, agent(), run_id="none")
+    with pytest.raises(BadInput, match=r"missing cannot be read: No such file"):
+        await replay(tmp_path / "missing", agent())
+
+
+async def test_a_session_recorded_before_profiles_existed(memory: Store, monkeypatch: pytest.MonkeyPatch):
+    def nothing(*_: object) -> dict[str, object]:
+        return {}
+
+    monkeypatch.setattr(Profiles, "facts", nothing)
+    archive = await recorded(memory, agent())
+    monkeypatch.undo()
+    report = await check_archive(archive, agent(model_settings={"seed": 5}, instructions="other"))
+    assert kinds(report) == [("instructions", "")]
+    assert report.unchecked == [
+        "models, settings and tools: the session was recorded before profiles existed"
+    ]

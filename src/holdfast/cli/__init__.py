@@ -31,6 +31,7 @@ _COMMANDS = {
         "schedule": ("schedules:app", "Submit messages at the times of cron expressions."),
         "sessions": ("sessions+retention+sweep:app", "List, show, export, clean and erase sessions."),
         "runs": ("runs:app", "Show, resume and fork recorded runs."),
+        "replay": ("replay:replay", "Check a session against today's code of its agent."),
     },
     "Serve": {
         "serve": ("serve:serve", "Serve sessions over HTTP and run them in worker processes."),

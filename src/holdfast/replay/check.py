@@ -3,16 +3,18 @@
 The session is read from an archive into a store in memory, so that its own store is not touched, and none is needed.
 """
 
+import asyncio
 import sys
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import contextmanager
-from typing import IO, Any, Final
+from pathlib import Path
+from typing import IO, Any, Final, Protocol
 
 from pydantic_ai import DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDenied, UsageLimits
 from pydantic_ai.exceptions import UnexpectedModelBehavior
 from pydantic_ai.models import Model
 
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, NotFound
 from holdfast.framework_sessions import framework_of
 from holdfast.media import open_media
 from holdfast.record.ledger import describe
@@ -21,8 +23,8 @@ from holdfast.replay.answering import Answering, RecordedModel, RecordEnds
 from holdfast.replay.compare import Found
 from holdfast.replay.recording import Recording, read_run, read_runs
 from holdfast.replay.report import Difference, ReplayReport
-from holdfast.retention import import_archive
-from holdfast.runtime.agents import AnyAgent, Served, by_name
+from holdfast.retention import import_archive, spool
+from holdfast.runtime.agents import Agents, Served, by_name
 from holdfast.runtime.pydantic_agent import AgentSetup, output_type
 from holdfast.store import open_store
 from holdfast.types import Session
@@ -35,36 +37,71 @@ _watching: list[list[str]] = []
 _is_hooked = False
 
 
-async def check_archive(
-    archive: IO[bytes],
-    agents: AnyAgent | list[AnyAgent],
+class Archived(Protocol):
+    """A session that can be exported, such as `SessionHandle`."""
+
+    def archive(self, *, gzip: bool = False) -> AsyncGenerator[bytes, None]:
+        """Yield the session as an archive, piece by piece."""
+        ...
+
+
+async def replay(
+    session: Archived | str | Path,
+    agents: Agents,
     *,
     run_id: str | None = None,
     deps: Any = None,
 ) -> ReplayReport:
-    """Check the session of an archive against an agent: each model request that today's code would make, with the record of it.
+    """Check a session, or an archive file, against today's code of its agent. Nothing is written to it, no model is asked and no tool runs.
 
-    The model and the tools are answered from the record. Instructions, validators and plain code outside of tools do run. If several agents
-    are passed, the one with the name of the session's agent is checked. Raises `BadArchive`, and `BadInput` if the session cannot be replayed.
+    Each model request that the code would make is compared with the recorded one, and answered with the recorded response; calls get their
+    recorded results. Instructions, validators and plain code outside of tools do run. If several agents are passed, the one with the name of
+    the session's agent is checked, else the only one. `run_id` limits the check to one run. `deps` are the dependencies of an agent that is not
+    in an `AgentSetup`. Raises `BadArchive`, and `BadInput` if the session cannot be replayed.
     """
+    try:
+        archive = await _opened(session)
+    except OSError as error:
+        raise BadInput(problem=f"{session} cannot be read: {error.strerror}") from error
+    with archive:
+        return await check_archive(archive, agents, run_id=run_id, deps=deps)
+
+
+async def _opened(source: Archived | str | Path) -> IO[bytes]:
+    if isinstance(source, str | Path):
+        return await asyncio.to_thread(Path(source).open, "rb")
+    return await spool(source.archive())  # noqa: ASYNC240 - it is not a path
+
+
+async def check_archive(
+    archive: IO[bytes],
+    agents: Agents,
+    *,
+    run_id: str | None = None,
+    deps: Any = None,
+) -> ReplayReport:
+    """Check the session of an archive, as `replay` does."""
     served = by_name(agents)
     async with open_store("sqlite://:memory:") as store:
         media = open_media(store=store)
         session_id = (await import_archive(store, media, archive, actor="replay")).session_id
         session = await store.session(session_id)
         setup = _setup_of(session, served)
-        replay = _Replay(session, setup, deps)
+        checks = _Replay(session, setup, deps)
+        runs = [run async for run in read_runs(store, session_id) if run_id in {None, run.id}]
+        if run_id is not None and not runs:
+            raise NotFound(what=f"run of session {session_id} with the id", id=run_id)
         with _watched() as touched:
-            async for run in read_runs(store, session_id):
-                if run_id in {None, run.id} and run.agent == session.agent:
-                    await replay.check(await read_run(store, media, run))
+            for run in runs:
+                if run.agent == session.agent:
+                    await checks.check(await read_run(store, media, run))
         return ReplayReport(
             session_id=session_id,
             agent=session.agent,
-            runs=replay.runs,
-            requests=replay.requests,
-            differences=replay.differences,
-            unchecked=list(dict.fromkeys(replay.unchecked)),
+            runs=checks.runs,
+            requests=checks.requests,
+            differences=checks.differences,
+            unchecked=list(dict.fromkeys(checks.unchecked)),
             touched=touched,
         )
 
