@@ -583,6 +583,23 @@ async def has_a_turn(store: Store, text: str) -> None:
         await run(text, {"turn": turn})
 
 
+async def has_a_recorded_session(store: Store) -> None:
+    agent = Agent(TestModel(), name="bot", instructions="Be brief.")
+    await agent.run("hello", conversation_id="s1", capabilities=[Holdfast(store)])
+
+
+async def reads_a_profile(store: Store, text: str) -> None:
+    await has_a_recorded_session(store)
+    names = await run(text, {})
+    assert json.loads(await names["first_profile"](store.url, "s1"))["model"] == "test"
+
+
+async def replays(store: Store, text: str) -> None:
+    await has_a_recorded_session(store)
+    names = await run(text, {})
+    assert await names["check"](store.url, "s1") == []
+
+
 AMONG: dict[str, Callable[[Store, str], Any]] = {
     "docs/how-to/steps.md#1": runs_alone,
     "docs/how-to/testing.md#1": passes,
@@ -599,6 +616,8 @@ AMONG: dict[str, Callable[[Store, str], Any]] = {
     "docs/how-to/record.md#1": searches,
     "docs/how-to/record.md#2": pays,
     "docs/how-to/record.md#3": answers_later,
+    "docs/how-to/replay.md#1": replays,
+    "docs/how-to/requests.md#0": reads_a_profile,
     "docs/how-to/serve.md#1": talks,
     "docs/how-to/shell.md#1": has_a_shell,
     "docs/how-to/stores.md#3": conforms,

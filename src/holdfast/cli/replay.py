@@ -111,7 +111,7 @@ def _diff(difference: "Difference") -> list[str]:
     before, after = _lines(difference.before), _lines(difference.after)
     changed = [f"  {line}" for line in difflib.ndiff(before, after) if line.startswith(("- ", "+ "))]
     left_out = len(changed) - _LINES
-    return changed if left_out <= 0 else [*changed[:_LINES], f"  … {left_out} more lines"]
+    return changed if left_out <= 0 else [*changed[:_LINES], f"… {left_out} more lines"]
 
 
 def _lines(value: Any) -> list[str]:
@@ -122,4 +122,4 @@ def _lines(value: Any) -> list[str]:
 
 
 def _style(line: str) -> str:
-    return {"-": "red", "+": "green"}.get(line.strip()[:1], "")
+    return {"-": "red", "+": "green"}.get(line[:1], "")
