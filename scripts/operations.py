@@ -74,6 +74,7 @@ OTHER_COMMANDS = {
     "demo": "starts its own server",
     "copy": "needs two databases",
     "runs resume": "runs an agent in the terminal; `holdfast.resume` is its function",
+    "replay": "runs the code of an agent; `holdfast.replay.replay` is its function",
     "runs fork": "works on a store without a worker; `holdfast.fork` is its function",
     "archive verify": "needs no store",
     "archive show": "needs no store",

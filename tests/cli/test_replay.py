@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     asyncio.run(fill())
     (tmp_path / "replayed_bot.py").write_text(BOT)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     return place
 
 
