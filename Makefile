@@ -116,6 +116,7 @@ bench: .venv/ready ## every claim about speed, measured side by side
 	$(BIN)/python -m benchmarks.record
 	$(BIN)/python -m benchmarks.anatomy
 	$(BIN)/python -m benchmarks.usage
+	$(BIN)/python -m benchmarks.replay
 	$(BIN)/python -m benchmarks.runtime
 	$(BIN)/python -m benchmarks.steps
 	$(BIN)/python -m benchmarks.time

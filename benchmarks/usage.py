@@ -49,14 +49,14 @@ class Pairs:
             for step in (number, number + 1):
                 (self.with_usage if keeps_usage(step) else self.without).append(steps[step])
 
-    def report(self, report: Report, name: str, limit: float | None) -> None:
+    def report(self, report: Report, name: str, limit: float | None, *, what: str = "usage") -> None:
         """Report the ratio, and how exactly it is known."""
         ratios = [a / b for a, b in zip(self.with_usage, self.without, strict=True)]
         low, _, high = quantiles(ratios, n=4)
         error = 1.25 * (high - low) / 1.35 / sqrt(len(ratios))  # of a median, if the distribution is normal
         times = f"{median(self.with_usage) * 1e6:,.0f} us, without {median(self.without) * 1e6:,.0f} us"
         detail = f"{len(ratios):,} pairs, standard error {error:.3f}; with {times}"
-        report.add(f"{name} with usage / without", median(ratios), at_most=limit, detail=detail)
+        report.add(f"{name} with {what} / without", median(ratios), at_most=limit, detail=detail)
 
 
 def keeps_usage(step: int) -> bool:
