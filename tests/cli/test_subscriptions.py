@@ -64,7 +64,7 @@ async def use(shell: Shell, receiver: Receiver) -> None:
     )
     assert (
         await shell.text("subscription", "repeat", given, delivery["id"])
-        == f"delivery {delivery['id']} is pending\n"
+        == f"delivery {delivery['id']} is sent again now\n"
     )
     await until(arrived)
     test = await shell.text("subscription", "test", given)

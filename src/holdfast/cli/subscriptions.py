@@ -169,7 +169,7 @@ def resume(
 ) -> None:
     """Resume a subscription.
 
-    Its pending deliveries are sent. Events during the pause are not announced.
+    Its pending deliveries are sent now. Events during the pause are not announced.
 
     Examples:
         holdfast subscription resume 0190f7c4
@@ -202,7 +202,8 @@ def send_test(
     Examples:
         holdfast subscription test 0190f7c4
     """
-    _print_delivery(_call(subscription_id, lambda each: each.test(), store, url), as_json=as_json)
+    sent = _call(subscription_id, lambda each: each.test(), store, url)
+    _print_delivery(sent, "pending", as_json=as_json)
 
 
 @app.command()
@@ -280,13 +281,15 @@ def repeat(
     url: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send a delivery again that has ended.
+    """Send a delivery again that has ended, or a pending one now.
+
+    A pending one does not wait for the time of its next attempt, nor for an earlier one of its session.
 
     Examples:
         holdfast subscription repeat 0190f7c4 0190f7d2
     """
     repeated = _call(subscription_id, lambda each: each.repeat(delivery_id), store, url)
-    _print_delivery(repeated, as_json=as_json)
+    _print_delivery(repeated, "sent again now", as_json=as_json)
 
 
 def _kinds(given: "Sequence[str]") -> list[NoticeKind]:
@@ -336,8 +339,8 @@ def _print(subscription: "SubscriptionInfo", *, as_json: bool) -> None:
         )
 
 
-def _print_delivery(delivery: "DeliveryInfo", *, as_json: bool) -> None:
+def _print_delivery(delivery: "DeliveryInfo", state: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"delivery": record(delivery)})
     else:
-        echo(f"delivery {delivery.id} is {delivery.state}")
+        echo(f"delivery {delivery.id} is {state}")
