@@ -53,3 +53,40 @@ def test_a_typo_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch):
         match=r"HOLDFAST_MAX_PENDNG, did you mean HOLDFAST_MAX_PENDING\? Known variables: .*HOLDFAST_PORT",
     ):
         load_settings()
+
+
+@pytest.mark.parametrize(
+    ("networks", "complaint"),
+    [
+        (
+            "localhost",
+            "'localhost' is not a network. Use an address with a prefix length, such as 10.0.0.0/8",
+        ),
+        ("10.0.0.0/8, 127.0.0.1/8", "'127.0.0.1/8' has host bits set. Use 127.0.0.0/8."),
+        ("fd00::1/8", "'fd00::1/8' has host bits set. Use fd00::/8."),
+        ("10.0.0.0/33", "'10.0.0.0/33' is not a network"),
+    ],
+)
+def test_a_bad_network_is_named_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, networks: str, complaint: str
+):
+    monkeypatch.setenv("HOLDFAST_WEBHOOK_NETWORKS", networks)
+    with pytest.raises(BadSettings) as refused:
+        load_settings()
+    where = (
+        "webhook_networks (HOLDFAST_WEBHOOK_NETWORKS in the environment, webhook_networks in holdfast.toml)"
+    )
+    assert f"{where}: {complaint}" in str(refused.value)
+
+
+def test_networks_of_the_file_and_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "holdfast.toml"
+    file.write_text("webhook_networks = ['127.0.0.0/8', 'fd00::/8']")
+    assert list(map(str, load_settings().webhook_networks)) == ["127.0.0.0/8", "fd00::/8"]
+    monkeypatch.setenv("HOLDFAST_WEBHOOK_NETWORKS", " 10.0.0.1 ,")
+    assert list(map(str, load_settings().webhook_networks)) == ["10.0.0.1/32"]
+    monkeypatch.delenv("HOLDFAST_WEBHOOK_NETWORKS")
+    for bad in ("[8]", "8"):
+        file.write_text(f"webhook_networks = {bad}")
+        with pytest.raises(BadSettings, match="network"):
+            load_settings()

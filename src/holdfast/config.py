@@ -249,10 +249,13 @@ class Settings(BaseSettings):
     @field_validator("webhook_networks", mode="before")
     @classmethod
     def _read_networks(cls, given: Any) -> Any:
-        """Split the text of the environment."""
-        return (
-            [part.strip() for part in given.split(",") if part.strip()] if isinstance(given, str) else given
-        )
+        """Split the text of the environment, and parse the networks."""
+        if isinstance(given, str):
+            given = [part.strip() for part in given.split(",") if part.strip()]
+        if not isinstance(given, list | tuple):
+            message = "it must be a list of networks, such as 10.0.0.0/8"
+            raise ValueError(message)  # noqa: TRY004 - pydantic turns a ValueError into a validation error
+        return tuple(_network(each) for each in given)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
     @field_validator("mirror")
     @classmethod
@@ -292,6 +295,24 @@ class Settings(BaseSettings):
         """Give arguments precedence over the environment, and the environment over the file."""
         del dotenv_settings, file_secret_settings
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+
+def _network(given: object) -> IPv4Network | IPv6Network:
+    """Return a network of the setting. Raise a `ValueError` with the value and what is wrong with it."""
+    if isinstance(given, IPv4Network | IPv6Network):
+        return given
+    text = str(given)  # a number in the file is not an address
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError:
+        pass
+    try:
+        wider = ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        message = f"{text!r} is not a network. Use an address with a prefix length, such as 10.0.0.0/8, and not a host name"
+    else:
+        message = f"{text!r} has host bits set. Use {wider}"
+    raise ValueError(message)
 
 
 def is_loopback(host: str) -> bool:
@@ -350,6 +371,7 @@ def _suggestion(variable: str) -> str:
 
 def _complaint(place: tuple[int | str, ...], kind: str, message: str) -> str:
     name = str(place[0])
+    message = message.removeprefix("Value error, ")
     if len(place) > 1:
         message = f"{''.join(f'[{part}]' if isinstance(part, int) else f'.{part}' for part in place[1:])}: {message}"
         if kind == "extra_forbidden":

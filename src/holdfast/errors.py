@@ -181,11 +181,11 @@ class RateLimited(HoldfastError):
 
 
 class TooManySessions(HoldfastError):
-    """{owner!r} has {limit} sessions, and may not have more. Clean or erase some that are no longer needed, or ask an administrator, then create a new one."""
+    """{owner!r} has {limit} sessions, and may not have more. Clean or erase some that are no longer needed, or ask an administrator, then create a new one. To erase a session that was active within HOLDFAST_RETENTION_MIN_IDLE_DAYS (by default 7), or that has pending work, use a token with the scope `delete`."""
 
 
 class TooMuchStored(HoldfastError):
-    """{owner!r} has {stored} of stored content, and may have {limit}. Free space, then retry: erase sessions that are no longer needed with `holdfast sessions erase`, or have an administrator clean or archive them with `holdfast sessions clean`. The largest are: {largest}. Answers, signals and interrupts are still accepted."""
+    """{owner!r} has {stored} of stored content, and may have {limit}. Free space, then retry: erase sessions that are no longer needed with `holdfast sessions erase`, or have an administrator clean or archive them with `holdfast sessions clean`. To erase a session that was active within HOLDFAST_RETENTION_MIN_IDLE_DAYS (by default 7), or that has pending work, use a token with the scope `delete`. The largest are: {largest}. Answers, signals and interrupts are still accepted."""
 
 
 class BudgetReached(HoldfastError):

@@ -303,6 +303,62 @@ async def test_a_delivery_that_ended_is_sent_again_on_request(store: Store, sess
         await store.repeat_delivery(other.id, delivery.id, actor="ada")
 
 
+async def failed_once(store: Store, subscription: Subscription) -> list[Delivery]:
+    """Send the deliveries that are due without success, so that they wait for their next attempts."""
+    due = await claimed(store, subscription, "failing")
+    attempts = [Attempt(delivery=each, arrived=False, result="500", retry_in=3600) for each in due]
+    assert await store.record_attempts(subscription, "failing", attempts, limit=10) == []
+    assert await store.due_subscriptions() == []
+    return due
+
+
+async def test_a_pending_delivery_is_sent_now_on_request(store: Store, session: str):
+    subscription = await subscribe(store)
+    await question(store, session, times=2)
+    await match(store)
+    (first,) = await failed_once(store, subscription)
+    _, second = await pending(store, subscription)
+    now = await store.now()
+    hurried = await store.repeat_delivery(subscription.id, first.id, actor="ada")
+    assert (hurried.id, hurried.state, hurried.attempts, hurried.since) == (
+        first.id,
+        "pending",
+        1,
+        first.since,
+    )
+    assert hurried.due_at is not None
+    assert now <= hurried.due_at <= await store.now()
+    assert await store.due_subscriptions() == [subscription.id]
+    assert [each.id for each in await failed_once(store, subscription)] == [first.id]
+    await store.repeat_delivery(subscription.id, second.id, actor="ada")
+    (early,) = await claimed(store, subscription, "c1")
+    assert early.id == second.id, "it does not wait for the first one"
+    arrived = Attempt(delivery=early, arrived=True, result="200")
+    assert await store.record_attempts(subscription, "c1", [arrived], limit=10) == []
+    assert [(each.state, each.attempts) for each in await pending(store, subscription)] == [
+        ("pending", 2),
+        ("delivered", 1),
+    ]
+    repeats = [each for each in (await store.audit_log()).items if each.action == "repeat delivery"]
+    assert len(repeats) == 2
+
+
+async def test_a_resumed_subscription_sends_what_is_pending_now(store: Store, session: str):
+    await store.create_session(agent="scribe", id="t", owner="ada")
+    subscription = await subscribe(store)
+    await question(store, session, times=2)
+    await question(store, "t")
+    await match(store)
+    await failed_once(store, subscription)
+    await store.change_subscription(subscription.id, content=True, actor="ada")
+    assert await claimed(store, subscription, "c1") == [], "another change sends nothing early"
+    await store.change_subscription(subscription.id, paused=True, actor="ada")
+    await store.change_subscription(subscription.id, paused=False, actor="ada")
+    assert await store.due_subscriptions() == [subscription.id]
+    due = await claimed(store, subscription, "c2")
+    assert {(each.session_id, each.seq, each.attempts) for each in due} == {("s", 2, 1), ("t", 2, 1)}
+
+
 async def test_terms_are_checked_changed_and_listed(store: Store):
     subscription = await subscribe(store, "done", "done", agents=("a", "a"))
     assert (subscription.kinds, subscription.agents) == (("done",), ("a",))

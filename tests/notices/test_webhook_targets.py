@@ -22,7 +22,9 @@ async def test_no_connection_goes_to_an_address_that_is_not_public(
     with trap() as port, trap(port, socket.AF_INET6):
         resolver = names([text, text])
         result = await deliver(f"https://hooks.example:{port}/", allow=[])
-        assert result == DeliveryResult(error="hooks.example has no address that is public or allowed")
+        assert result == DeliveryResult(
+            error="hooks.example has no address that is public or in HOLDFAST_WEBHOOK_NETWORKS"
+        )
         assert resolver.lookups == ["hooks.example"]
         literal = f"[{text}]" if ":" in text else text
         assert not (await deliver(f"https://{literal}:{port}/", allow=[])).is_success
@@ -112,6 +114,8 @@ async def test_urls_that_are_refused(url: str, problem: str, unconnected: list[A
     with pytest.raises(BadInput, match=problem) as refused:
         check_url(url)
     assert "word" not in str(refused.value).replace("password", "")
+    if "not public" in problem or "allow http" in problem:
+        assert "HOLDFAST_WEBHOOK_NETWORKS for the API servers and the workers" in str(refused.value)
     result = await deliver(url, allow=[])
     assert result.error is not None
     assert problem in result.error
@@ -149,7 +153,9 @@ async def test_http_goes_only_to_addresses_that_are_allowed(
 ):
     names(["8.8.8.8"])
     result = await deliver("http://hooks.example/")
-    assert result == DeliveryResult(error="hooks.example has no address that is allowed for http")
+    assert result == DeliveryResult(
+        error="hooks.example has no address that is in HOLDFAST_WEBHOOK_NETWORKS, as http requires"
+    )
 
 
 async def test_a_public_address_is_connected_to_by_its_number(

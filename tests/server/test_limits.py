@@ -80,6 +80,7 @@ async def test_the_number_of_sessions(store: Store):
         error = answers[2].json()["error"]
         assert error["code"] == "too_many_sessions"
         assert "Clean or erase some" in error["message"]
+        assert "use a token with the scope `delete`" in error["message"]
         mine = {"agent": "agent", "owner": "owner"}
         assert (await http.post("/api/sessions", json=mine, headers=as_("admin"))).status_code == 201
         again = {"agent": "agent", "id": answers[0].json()["id"]}
@@ -134,7 +135,15 @@ async def test_stored_bytes(store: Store):
             assert error["code"] == "too_much_stored"
             assert (error["facts"]["stored_bytes"], error["facts"]["limit_bytes"]) == (stored, stored)
             assert list(error["facts"]["sessions"]) == ["large", "small"]
-            for part in ("'owner' has ", "may have ", "erase", "clean or archive", "large (", "small ("):
+            for part in (
+                "'owner' has ",
+                "may have ",
+                "erase",
+                "clean or archive",
+                "scope `delete`",
+                "large (",
+                "small (",
+            ):
                 assert part in error["message"]
 
         again = await http.post(f"{path}/submissions", json=body | key)

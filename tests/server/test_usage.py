@@ -28,11 +28,20 @@ async def read(http: httpx2.AsyncClient, name: str, **params: Any) -> Any:
 
 
 async def test_an_owner_sees_only_its_own(http: httpx2.AsyncClient):
-    for params in ({}, {"owner": "other"}):
+    for params in ({}, {"owner": "owner"}):
         (usage,) = (await read(http, "owner", by="owner,session_id", **params))["items"]
         assert (usage["owner"], usage["session_id"], usage["day"]) == ("owner", "of-owner", None)
         assert (usage["requests"], usage["cost_usd"], usage["seconds"]) == (2, 1.5, 2.5)
     assert (await read(http, "owner", session_id="of-other"))["items"] == []
+
+
+async def test_the_usage_of_another_owner_is_refused(http: httpx2.AsyncClient):
+    for owner in ("other", "nobody", ""):
+        error = (await read(http, "owner", owner=owner))["error"]
+        assert error["code"] == "forbidden"
+        assert "the role admin to see the usage of others" in error["message"]
+    (usage,) = (await read(http, "admin", by="owner", owner="other"))["items"]
+    assert usage["owner"] == "other"
 
 
 async def test_an_administrator_sees_all(http: httpx2.AsyncClient):

@@ -1,7 +1,7 @@
 """`holdfast subscription`: notices of events that are sent to webhooks."""
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 from rich.text import Text
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from holdfast.client import SubscriptionHandle
 
 app = Commands("Send notices of events to webhooks.")
+_SAVE_IT: Final = "Save the secret: it is not shown again."
 SubscriptionId = Annotated[str, typer.Argument(help="Id of the subscription.")]
 Kinds = typer.Option("--kind", metavar="KIND", help=f"{', '.join(NOTICE_KINDS)}; repeatable.")
 Agents = typer.Option("--agent", metavar="NAME", help="Only sessions of this agent; repeatable.")
@@ -65,7 +66,7 @@ def create(
                 owner=owner,
             )
 
-    _print(asyncio.run(work()), as_json=as_json)
+    _print(asyncio.run(work()), _SAVE_IT, as_json=as_json)
 
 
 @app.command("list")
@@ -169,7 +170,7 @@ def resume(
 ) -> None:
     """Resume a subscription.
 
-    Its pending deliveries are sent. Events during the pause are not announced.
+    Its pending deliveries are sent now. Events during the pause are not announced.
 
     Examples:
         holdfast subscription resume 0190f7c4
@@ -183,12 +184,13 @@ def rotate(
 ) -> None:
     """Replace the secret of a subscription.
 
-    Prints the new one. For a day, deliveries are signed with both.
+    Prints the new one, which is not shown again. For a day, deliveries are signed with both.
 
     Examples:
         holdfast subscription rotate 0190f7c4
     """
-    _print(_call(subscription_id, lambda each: each.rotate_secret(), store, url), as_json=as_json)
+    rotated = _call(subscription_id, lambda each: each.rotate_secret(), store, url)
+    _print(rotated, f"{_SAVE_IT} The previous secret works for another day.", as_json=as_json)
 
 
 @app.command("test")
@@ -202,7 +204,8 @@ def send_test(
     Examples:
         holdfast subscription test 0190f7c4
     """
-    _print_delivery(_call(subscription_id, lambda each: each.test(), store, url), as_json=as_json)
+    sent = _call(subscription_id, lambda each: each.test(), store, url)
+    _print_delivery(sent, "pending", as_json=as_json)
 
 
 @app.command()
@@ -234,7 +237,7 @@ def deliveries(
 ) -> None:
     """List the deliveries of a subscription, latest first.
 
-    Those that ended more than two weeks ago are deleted.
+    Those that ended more than two weeks ago are deleted. A pending one has the time of its next attempt.
 
     Examples:
         holdfast subscription deliveries 0190f7c4
@@ -251,14 +254,19 @@ def deliveries(
                 break
         return found
 
-    found: list[DeliveryInfo] = _call(subscription_id, work, store, url)
+    async def read(subscription: "SubscriptionHandle") -> "tuple[list[DeliveryInfo], bool]":
+        found = await work(subscription)
+        waits = not as_json and any(each.state == "pending" for each in found)
+        return found, waits and (await subscription.info()).paused
+
+    found, paused = cast("tuple[list[DeliveryInfo], bool]", _call(subscription_id, read, store, url))
     if as_json:
         print_json({"deliveries": [record(each) for each in found]})
         return
     if not found:
         echo("There are no deliveries.")
         return
-    table = TextTable("id", "time", "kind", "session", "state", "attempts", "result")
+    table = TextTable("id", "time", "kind", "session", "state", "attempts", "next attempt", "result")
     for each in found:
         table.add_row(
             one_line(each.id),
@@ -267,6 +275,7 @@ def deliveries(
             one_line(each.session_id or "-"),
             each.state,
             str(each.attempts),
+            _next_attempt(each, paused=paused),
             one_line(each.result or "-"),
         )
     new_console().print(table)
@@ -280,13 +289,15 @@ def repeat(
     url: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send a delivery again that has ended.
+    """Send a delivery again that has ended, or a pending one now.
+
+    A pending one does not wait for the time of its next attempt, nor for an earlier one of its session.
 
     Examples:
         holdfast subscription repeat 0190f7c4 0190f7d2
     """
     repeated = _call(subscription_id, lambda each: each.repeat(delivery_id), store, url)
-    _print_delivery(repeated, as_json=as_json)
+    _print_delivery(repeated, "sent again now", as_json=as_json)
 
 
 def _kinds(given: "Sequence[str]") -> list[NoticeKind]:
@@ -308,11 +319,20 @@ def _call(
     return asyncio.run(call())
 
 
+def _next_attempt(delivery: "DeliveryInfo", *, paused: bool) -> Text:
+    """Return when a delivery is sent next. One without a time waits for an earlier one of its session."""
+    if delivery.state != "pending":
+        return Text("-")
+    if paused:
+        return Text("after the pause")
+    return Text("after the previous one") if delivery.due_at is None else time_text(delivery.due_at)
+
+
 def _state(subscription: "SubscriptionInfo") -> str:
     return "paused" if subscription.paused else "failing" if subscription.problem else "active"
 
 
-def _print(subscription: "SubscriptionInfo", *, as_json: bool) -> None:
+def _print(subscription: "SubscriptionInfo", note: str = "", *, as_json: bool) -> None:
     if as_json:
         print_json({"subscription": record(subscription)})
         return
@@ -334,10 +354,12 @@ def _print(subscription: "SubscriptionInfo", *, as_json: bool) -> None:
         console.print(
             Text(f"{name:<13} ").append_text(Text(text) if isinstance(text, str) else text), soft_wrap=True
         )
+    if note:
+        echo(note)
 
 
-def _print_delivery(delivery: "DeliveryInfo", *, as_json: bool) -> None:
+def _print_delivery(delivery: "DeliveryInfo", state: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"delivery": record(delivery)})
     else:
-        echo(f"delivery {delivery.id} is {delivery.state}")
+        echo(f"delivery {delivery.id} is {state}")

@@ -25,7 +25,9 @@ def usage(
         str | None, typer.Option("--from", metavar="DATE", help="The first day, in UTC, such as 2026-11-01.")
     ] = None,
     last: Annotated[str | None, typer.Option("--to", metavar="DATE", help="The last day.")] = None,
-    owner: Annotated[str | None, typer.Option(help="Only this owner, for administrators.")] = None,
+    owner: Annotated[
+        str | None, typer.Option(help="Only this owner; another one requires an administrator.")
+    ] = None,
     agent: Annotated[str | None, typer.Option(help="Only this agent.")] = None,
     model: Annotated[str | None, typer.Option(help="Only this model.")] = None,
     session: Annotated[str | None, typer.Option(metavar="ID", help="Only this session.")] = None,

@@ -44,7 +44,7 @@ class SubscriptionHandle:
         return await self._change({"paused": True})
 
     async def resume(self) -> SubscriptionInfo:
-        """Resume the subscription. Pending deliveries are sent; events during the pause are not announced."""
+        """Resume the subscription. Pending deliveries are sent now; events during the pause are not announced."""
         return await self._change({"paused": False})
 
     async def rotate_secret(self, secret: str | None = None) -> SubscriptionSecret:
@@ -65,7 +65,7 @@ class SubscriptionHandle:
         return self._transport.items(DeliveryInfo, f"{self._path}/deliveries", {"state": state})
 
     async def repeat(self, delivery_id: str) -> DeliveryInfo:
-        """Send a delivery again that has ended, such as one that was undeliverable. A pending one stays as it is."""
+        """Send a delivery again that has ended, such as one that was undeliverable. A pending one is sent now, and keeps its attempts."""
         path = f"{self._path}/deliveries/{check_id(delivery_id, 'delivery id')}/repeat"
         return await self._transport.call(DeliveryInfo, "POST", path)
 

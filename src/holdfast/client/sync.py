@@ -521,7 +521,7 @@ class SyncSubscriptionHandle(SyncHandle[SubscriptionHandle]):
         return self._loop.run(self._handle.pause())
 
     def resume(self) -> SubscriptionInfo:
-        """Resume the subscription. Pending deliveries are sent; events during the pause are not announced."""
+        """Resume the subscription. Pending deliveries are sent now; events during the pause are not announced."""
         return self._loop.run(self._handle.resume())
 
     def rotate_secret(self, secret: str | None = None) -> SubscriptionSecret:
@@ -541,7 +541,7 @@ class SyncSubscriptionHandle(SyncHandle[SubscriptionHandle]):
         return self._loop.iterate(self._handle.deliveries(state=state))
 
     def repeat(self, delivery_id: str) -> DeliveryInfo:
-        """Send a delivery again that has ended, such as one that was undeliverable. A pending one stays as it is."""
+        """Send a delivery again that has ended, such as one that was undeliverable. A pending one is sent now, and keeps its attempts."""
         return self._loop.run(self._handle.repeat(delivery_id))
 
 

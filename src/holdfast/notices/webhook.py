@@ -33,6 +33,7 @@ from holdfast.notices.addresses import (
 from holdfast.notices.signature import sign
 from holdfast.version import __version__
 
+_SETTING = "HOLDFAST_WEBHOOK_NETWORKS"
 _LONGEST_URL = 2048
 _HIGHEST_PORT = 65535
 _READ_BYTES = 64 * 1024
@@ -90,7 +91,9 @@ class _Target:
         found = await resolve(self.host, self.port) if self.address is None else [self.address]
         if permitted := [address for address in found if self.permits(address)]:
             return permitted[:_TRIED_ADDRESSES]
-        wanted = "public or allowed" if self.url.scheme == "https" else "allowed for http"
+        wanted = (
+            f"public or in {_SETTING}" if self.url.scheme == "https" else f"in {_SETTING}, as http requires"
+        )
         raise LookupFailed(f"{self.host} has no address that is {wanted}")
 
 
@@ -124,9 +127,15 @@ def _parse(url: str, allow: Sequence[Network]) -> _Target:
         )
     target = _Target(parsed, host, address, allow)
     if parsed.scheme == "http" and not (allow if address is None else is_in(address, allow)):
-        raise BadInput(problem="the operator does not allow http for this webhook URL. Use https")
+        raise BadInput(
+            problem="the operator does not allow http for this webhook URL. Use https. To allow http to a network, "
+            f"the operator sets {_SETTING} for the API servers and the workers"
+        )
     if address is not None and not target.permits(address):
-        raise BadInput(problem=f"the address {address} is not public, and the operator does not allow it")
+        raise BadInput(
+            problem=f"the address {address} is not public, and the operator does not allow it. To allow its network, "
+            f"the operator sets {_SETTING} for the API servers and the workers"
+        )
     return target
 
 

@@ -227,7 +227,7 @@ async def repeat_delivery(
     subscription_id: SubscriptionId,
     delivery_id: Annotated[Id, Field(description="Id of the delivery.")],
 ) -> DeliveryInfo:
-    """Send a delivery again that has ended, such as one that was undeliverable. A pending one stays as it is."""
+    """Send a delivery again that has ended, such as one that was undeliverable. A pending one is sent now, and keeps its attempts."""
     await _own(caller, subscription_id)
     repeated = await caller.store.repeat_delivery(subscription_id, delivery_id, actor=caller.actor)
     return DeliveryInfo.of(repeated)

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from holdfast.api.models import Id, Items
 from holdfast.api.usage import UsageInfo
+from holdfast.errors import Forbidden
 from holdfast.operations.access import Caller
 from holdfast.operations.registry import NO_NUL, ClientMethod, CursorText, Limit, operation
 from holdfast.usage import USAGE_GROUPS, UsageFilter, UsageGroup
@@ -29,7 +30,9 @@ async def read_usage(
     by: _Groups = "day",
     first: Annotated[date | None, Field(description="The first day, in UTC.")] = None,
     last: Annotated[date | None, Field(description="The last day, included.")] = None,
-    owner: Annotated[_Text, Field(description="Only this owner. For administrators.")] = None,
+    owner: Annotated[
+        _Text, Field(description="Only this owner. Only administrators may name another one than themselves.")
+    ] = None,
     agent: Annotated[_Text, Field(description="Only this agent.")] = None,
     model: Annotated[_Text, Field(description="Only this model.")] = None,
     session_id: Annotated[Id | None, Field(description="Only this session.")] = None,
@@ -38,6 +41,8 @@ async def read_usage(
 ) -> Items[UsageInfo]:
     """Add up requests, tokens, cost, tool calls and working time. The sums remain when sessions are cleaned or erased."""
     principal = caller.principal
+    if owner not in {None, principal.owner} and not principal.is_admin:
+        raise Forbidden(required="the role admin to see the usage of others", principal=principal.owner)
     groups = cast("list[UsageGroup]", [group for group in USAGE_GROUPS if group in by.split(",")])
     page = await caller.store.usage(
         groups,

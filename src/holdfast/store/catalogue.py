@@ -412,12 +412,13 @@ _NOTICES: Final[dict[str, Plain]] = {
         "attempts = attempts + 1, result, due_at = now + :delay_us",
         returning="id",
     ),
+    "advance_deliveries": Update("deliveries", "subscription_id, due_at > now", "due_at = now"),
     "advance_delivery": Update("deliveries", "id, state = 'pending'", "due_at = now"),
     "repeat_delivery": Update(
         "deliveries",
         "id, ended_at > 0",
         "state = 'pending', attempts = 0, due_at = now, since = now, ended_at = null",
-        returning="*",
+        returning="id",
     ),
     "delivery": Read("deliveries", "id"),
     "deliveries": Read(

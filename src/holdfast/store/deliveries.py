@@ -226,7 +226,7 @@ class DeliveryMethods(SubscriptionMethods):
             raise Conflict(problem=f"subscription {subscription_id} is paused; resume it first")
 
     async def repeat_delivery(self, subscription_id: str, delivery_id: str, *, actor: str) -> Delivery:
-        """Send a delivery again that has ended; one that is pending stays as it is. Raises `NotFound`, and `Conflict` if its subscription is paused."""
+        """Send a delivery again that has ended, or make a pending one due now. Raises `NotFound`, and `Conflict` if its subscription is paused."""
         return await self._repeat_delivery(subscription_id, delivery_id, (new_id(), actor))
 
     @writing(repeatable=True)
@@ -237,13 +237,11 @@ class DeliveryMethods(SubscriptionMethods):
         rows = yield op("delivery", id=check_id(delivery_id, "delivery id"))
         if not rows or rows[0]["subscription_id"] != subscription_id:
             raise NotFound(what="delivery", id=delivery_id)
-        repeated = yield op("repeat_delivery", id=delivery_id)
-        if repeated:
-            yield op("hurry_subscription", id=subscription_id)
-            yield from self._audit_subscription(
-                *audit, "repeat delivery", subscription_id, delivery=delivery_id
-            )
-        return from_row(Delivery, repeated[0] if repeated else rows[0])
+        if not (yield op("repeat_delivery", id=delivery_id)):
+            yield op("advance_delivery", id=delivery_id)
+        yield op("hurry_subscription", id=subscription_id)
+        yield from self._audit_subscription(*audit, "repeat delivery", subscription_id, delivery=delivery_id)
+        return from_row(Delivery, (yield op("delivery", id=delivery_id))[0])
 
     @writing(repeatable=True)
     def drop_deliveries(self, *, days: int = DELIVERY_DAYS, limit: int = 1000) -> Tx[int]:

@@ -90,7 +90,10 @@ class SubscriptionMethods(Transactions):
     async def change_subscription(
         self, subscription_id: str, *, paused: bool | None = None, actor: str, **changes: Any
     ) -> Subscription:
-        """Change some of the terms, by name; pause or resume. While it is paused, nothing is sent, and new events are not announced."""
+        """Change some of the terms, by name; pause or resume. While it is paused, nothing is sent, and new events are not announced.
+
+        When it is resumed, pending deliveries become due now. Those that wait for an earlier one of their session still follow it.
+        """
         return await self._change_subscription(subscription_id, paused, changes, (new_id(), actor))
 
     @writing(repeatable=True)
@@ -111,6 +114,8 @@ class SubscriptionMethods(Transactions):
             due_at=None if is_paused else clock["now"],
             **_stored(terms),
         )
+        if paused is False:
+            yield op("advance_deliveries", subscription_id=subscription_id)
         action = "change" if changes or paused is None else "pause" if paused else "resume"
         yield from self._audit_subscription(*audit, f"{action} subscription", subscription_id)
         return (yield from self._subscription(subscription_id))

@@ -1,4 +1,4 @@
-// The deliveries of a subscription, latest first, with a button that sends those again that have ended.
+// The deliveries of a subscription, latest first, with a button that sends one again, or a pending one now.
 import { html, useCallback, useEffect, useState } from "./preact.js";
 import * as api from "./api.js";
 import { moment } from "./words.js";
@@ -91,7 +91,7 @@ export function Deliveries({ subscription, mayWrite }) {
               <td data-label="result">${each.result ?? "–"}</td>
               <td data-label="next"><${Next} delivery=${each} paused=${paused} /></td>
               ${mayWrite &&
-              html`<td data-label="actions">${each.ended_at && html`<button type="button" disabled=${paused} aria-label=${`Send the notice ${each.kind} of ${moment(each.at)} again`} onClick=${repeat(each)}>Send again</button>`}</td>`}
+              html`<td data-label="actions">${(each.ended_at || each.attempts > 0) && html`<button type="button" disabled=${paused} aria-label=${`Send the notice ${each.kind} of ${moment(each.at)} again`} onClick=${repeat(each)}>Send again</button>`}</td>`}
             </tr>`;
           })}
         </tbody>
