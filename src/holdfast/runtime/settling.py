@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from pydantic_ai.messages import ToolReturnPart
 
@@ -17,6 +17,9 @@ from holdfast.record import ledger
 from holdfast.record.offloader import MediaOffloader
 from holdfast.store import Store
 from holdfast.types import Batch, Effect, EffectState, NewEvent
+
+_PATIENCE_SECONDS: Final = 2.0
+"""A worker frees a session a moment after everybody can see that its turn has failed."""
 
 
 async def settle_effect(
@@ -36,7 +39,7 @@ async def settle_effect(
     waits for its approval, `NotFound` if there is no such call, and `SessionBusy` while the session is in use.
     """
     run = await store.run(run_id)
-    async with hold_lease(store, run.session_id) as lease:
+    async with hold_lease(store, run.session_id, patience=_PATIENCE_SECONDS) as lease:
         entries = (await store.effects(run.session_id, run_id=run_id, call_id=call_id)).items
         if not entries:
             raise NotFound(what=f"tool call of run {run_id} with the id", id=call_id)
