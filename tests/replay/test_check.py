@@ -215,10 +215,14 @@ async def test_a_run_outside_a_worker(memory: Store):
     recording = agent(capabilities=[Holdfast(memory, agent="agent")])
     await recording.run("hello", conversation_id="s1")
     ran.clear()
-    report = await check_archive(await archived(memory, "s1"), agent())
-    assert report.differences == []
-    assert report.requests == 5
+    archive = await archived(memory, "s1")
+    for today in (agent(), recording):  # with a recorder of its own, too
+        archive.seek(0)
+        report = await check_archive(archive, today)
+        assert report.differences == []
+        assert report.requests == 5
     assert ran == []
+    assert (await archived(memory, "s1")).getvalue() == archive.getvalue()
 
 
 async def test_the_model_is_not_asked(memory: Store):

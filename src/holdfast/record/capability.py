@@ -13,11 +13,12 @@ from collections.abc import (
     AsyncIterable,
     Callable,
     Collection,
+    Generator,
     Iterable,
     Mapping,
     Sequence,
 )
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -59,6 +60,17 @@ from holdfast.types import Run
 
 _recorder: ContextVar["_Recorder | None"] = ContextVar("holdfast_recorder", default=None)
 """The recorder of the current run. Runs that its tools start become its child runs."""
+_stand_in: ContextVar[AbstractCapability[Any] | None] = ContextVar("holdfast_stand_in", default=None)
+
+
+@contextmanager
+def replaced_recorders(capability: AbstractCapability[Any]) -> Generator[None, None, None]:
+    """Use a capability in the place of every recorder, so that nothing is recorded."""
+    token = _stand_in.set(capability)
+    try:
+        yield
+    finally:
+        _stand_in.reset(token)
 
 
 async def annotate_effect(
@@ -157,7 +169,7 @@ class Holdfast(AbstractCapability[Any]):
         """Return the recorder of one run."""
         del ctx
         outer = _recorder.get()
-        return _Recorder(self, outer if outer is not None and outer.is_active else None)
+        return _stand_in.get() or _Recorder(self, outer if outer is not None and outer.is_active else None)
 
 
 def _check_store(store: object) -> None:

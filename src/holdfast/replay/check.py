@@ -17,6 +17,7 @@ from pydantic_ai.models import Model
 from holdfast.errors import BadInput, NotFound
 from holdfast.framework_sessions import framework_of
 from holdfast.media import open_media
+from holdfast.record.capability import Holdfast, replaced_recorders
 from holdfast.record.ledger import describe
 from holdfast.record.open_calls import pending_calls
 from holdfast.replay.answering import Answering, RecordedModel, RecordEnds
@@ -26,7 +27,7 @@ from holdfast.replay.report import Difference, ReplayReport
 from holdfast.retention import import_archive, spool
 from holdfast.runtime.agents import Agents, Served, by_name
 from holdfast.runtime.pydantic_agent import AgentSetup, output_type
-from holdfast.store import open_store
+from holdfast.store import Store, open_store
 from holdfast.types import Session
 
 _MOST_TOUCHED: Final = 100
@@ -87,7 +88,7 @@ async def check_archive(
         session_id = (await import_archive(store, media, archive, actor="replay")).session_id
         session = await store.session(session_id)
         setup = _setup_of(session, served)
-        checks = _Replay(session, setup, deps)
+        checks = _Replay(store, session, setup, deps)
         runs = [run async for run in read_runs(store, session_id) if run_id in {None, run.id}]
         if run_id is not None and not runs:
             raise NotFound(what=f"run of session {session_id} with the id", id=run_id)
@@ -122,8 +123,8 @@ def _setup_of(session: Session, served: dict[str, Served]) -> AgentSetup:
 class _Replay:
     """Checks the runs of one session. A difference is reported once for each run of equal ones."""
 
-    def __init__(self, session: Session, setup: AgentSetup, deps: Any) -> None:
-        self._session, self._setup, self._deps = session, setup, deps
+    def __init__(self, store: Store, session: Session, setup: AgentSetup, deps: Any) -> None:
+        self._store, self._session, self._setup, self._deps = store, session, setup, deps
         self._known: set[str] = set()
         self.runs = 0
         self.requests = 0
@@ -155,17 +156,18 @@ class _Replay:
         answering = Answering(recording, model, found)
         deps = self._deps if self._setup.deps is None else await self._setup.make_deps(self._session)
         try:
-            result = await self._setup.agent.run(
-                recording.prompt,
-                message_history=list(recording.before),
-                deferred_tool_results=_results(recording),
-                conversation_id=self._session.id,
-                output_type=output_type(self._setup.agent),
-                model=model,
-                deps=deps,
-                capabilities=[answering],
-                usage_limits=UsageLimits(request_limit=None),
-            )
+            with replaced_recorders(answering):
+                result = await self._setup.agent.run(
+                    recording.prompt,
+                    message_history=list(recording.before),
+                    deferred_tool_results=_results(recording),
+                    conversation_id=self._session.id,
+                    output_type=output_type(self._setup.agent),
+                    model=model,
+                    deps=deps,
+                    capabilities=[Holdfast(self._store)],
+                    usage_limits=UsageLimits(request_limit=None),
+                )
         except RecordEnds:
             pass
         except Exception as error:  # noqa: BLE001 - the code of the agent may raise anything, and that is a finding

@@ -11,8 +11,10 @@ from holdfast.replay.report import DifferenceKind
 
 Found = tuple[DifferenceKind, str, Any, Any]
 """A kind of difference, the name of what differs, the record, and what today's code would send."""
-_CHANGING = frozenset({"timestamp", "run_id", "conversation_id", "metadata", "state"})
-_INSTRUCTIONS = frozenset({"instructions", "instruction_parts"})
+_NOT_SENT = frozenset(
+    {"timestamp", "run_id", "conversation_id", "metadata", "state", "retry", "content_file_digests"}
+)
+"""What parts contain besides what the model receives."""
 
 
 def compare_profiles(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Found]:
@@ -87,11 +89,11 @@ def _parts(messages: Sequence[ModelMessage]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for message in messages:
         for part in json.loads(dump(message))["parts"]:
-            found.append({key: value for key, value in part.items() if key not in _CHANGING})
+            found.append({key: value for key, value in part.items() if key not in _NOT_SENT})
     return found
 
 
 def _instructions(messages: Sequence[ModelMessage]) -> str | None:
-    """Return the instructions of a request, which are those of its last message."""
-    last = messages[-1] if messages else None
-    return last.instructions if isinstance(last, ModelRequest) else None
+    """Return the instructions of a request: those of its last message that has some. A message that steered the turn has none."""
+    found = (message.instructions for message in reversed(messages) if isinstance(message, ModelRequest))
+    return next((instructions for instructions in found if instructions is not None), None)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolReturnPart, UserPromptPart
 
@@ -65,22 +65,27 @@ async def read_run(store: Store, media: MediaStore, run: Run) -> Recording:
         return Recording(run=run, before=[])
     whole = await load_history(store, points[-1], media=media)
     segment = points[-1].segment
-    recording = _begin(run, await _history(store, media, steps[0], whole, segment))
+    first = steps[0]
+    begins = (
+        whole[: first.length] if first.segment == segment else await load_history(store, first, media=media)
+    )
+    recording = _begin(run, begins)
     profiles = await _profiles(media, events, recording.unchecked)
     seen: set[int] = set()
     for point in steps:
-        history = await _history(store, media, point, whole, segment)
-        following = whole[point.length] if point.segment == segment and point.length < len(whole) else None
-        if following is None or not isinstance(following, ModelResponse) or point.length in seen:
+        end = point.length
+        if point.segment != segment or not isinstance(whole[end - 1], ModelRequest):
             continue
-        if point.step is None or not isinstance(history[-1], ModelRequest):
-            continue
-        seen.add(point.length)
-        recording.requests.append(
-            RecordedRequest(
-                step=point.step, messages=history, response=following, profile=profiles.get(point.step)
+        while end < len(whole) and isinstance(whole[end], ModelRequest):
+            end += 1  # a message that steered the turn, after the point was recorded
+        if end < len(whole) and end not in seen and point.step is not None:
+            seen.add(end)
+            response = cast("ModelResponse", whole[end])
+            profile = profiles.get(point.step)
+            request = RecordedRequest(
+                step=point.step, messages=whole[:end], response=response, profile=profile
             )
-        )
+            recording.requests.append(request)
     if any(point.segment != segment for point in steps):
         recording.unchecked.append("requests before the history was rewritten within the run")
     for message in whole[len(recording.before) :]:
@@ -88,14 +93,6 @@ async def read_run(store: Store, media: MediaStore, run: Run) -> Recording:
             if isinstance(part, ToolReturnPart):
                 recording.outcomes[part.tool_call_id] = part
     return recording
-
-
-async def _history(
-    store: Store, media: MediaStore, point: Checkpoint, whole: list[ModelMessage], segment: int
-) -> list[ModelMessage]:
-    if point.segment == segment:
-        return whole[: point.length]
-    return await load_history(store, point, media=media)
 
 
 async def _checkpoints(store: Store, run: Run) -> list[Checkpoint]:
