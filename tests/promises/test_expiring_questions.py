@@ -15,15 +15,15 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 async def test_a_killed_turn_answers_each_question_once(crash: Crash, boundaries: Boundaries, kind: str):
     runs = crash.of("expiring_questions")
     (undisturbed,) = await runs.run(kind, "continue", ["none"])
-    _check(undisturbed, ended=0)
+    _check(undisturbed, kind, ended=0)
     points = undisturbed["points"]
     assert {"asked#0", "did-pay#0", "did-ship#0"} <= set(points)
     assert len(points) >= 16
     for facts in await runs.run(kind, "continue", boundaries.of(points, crash.url)):
-        _check(facts, ended=-9)
+        _check(facts, kind, ended=-9)
 
 
-def _check(facts: dict[str, Any], *, ended: int) -> None:
+def _check(facts: dict[str, Any], kind: str, *, ended: int) -> None:
     assert (facts["ended"], facts["went"]) == (ended, 0), facts
     assert facts["violations"] == [], facts
     assert facts["status"] == "idle", facts
@@ -37,6 +37,7 @@ def _check(facts: dict[str, Any], *, ended: int) -> None:
     assert facts["submissions"] == [["approval", "done", None], ["message", "done", None]], facts
     acts: Counter[str] = Counter(facts["log"])
     assert set(acts) == {"first", "pay", "ship"}, facts
-    assert sum(times - 1 for times in acts.values()) <= 1, (
-        facts
-    )  # a call that is cut off is declared safe to repeat
+    # A call that is cut off is declared safe to repeat. As tools, pay and ship run at the same time.
+    repeated = {act for act, times in acts.items() if times > 1}
+    assert max(acts.values()) <= 2, facts
+    assert len(repeated) <= 1 or (kind == "tool" and repeated == {"pay", "ship"}), facts
